@@ -1,0 +1,159 @@
+"""From names to objects. The only file that knows every part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from manyhands.config import Recipe
+from manyhands.envs.atari import AtariEnv
+from manyhands.envs.gym import Factory, GymEnv
+from manyhands.envs.snake import SnakeEnv
+from manyhands.envs.workers import WorkerGroup
+from manyhands.learner import Learner
+from manyhands.maths import random
+from manyhands.memory.fresh import FreshMemory
+from manyhands.nets.flat import Model, flatten
+from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
+from manyhands.nets.torsos import make_torso
+from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.stores.local import LocalStore
+from manyhands.types import Algorithm, EnvGroup, EnvSpec, UsageError
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Objects given from Python instead of names in a recipe."""
+
+    env: Factory | None = None  # () -> gymnasium.Env
+    network: Callable[[EnvSpec], nn.Module] | None = None  # -> a torso: observations [N, ...] to features [N, F]
+    algorithm: Algorithm | None = None
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device = {name!r}: give cpu, cuda, cuda:N or auto") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device = {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; use cpu or auto")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device = {name!r}: give cpu, cuda, cuda:N or auto")
+    return device
+
+
+def place_threads(recipe: Recipe, device: torch.device) -> int:
+    """Torch's intra-op threads: all cores on a CPU, where acting, learning and simulating take turns; one beside a GPU."""
+    threads = recipe.threads or (cores() if device.type == "cpu" else 1)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def make_group(
+    env: AtariEnv | SnakeEnv | GymEnv, num_envs: int, device: torch.device, factory: Factory | None = None, screen: bool = False
+) -> EnvGroup:
+    if isinstance(env, SnakeEnv):
+        return env.make(num_envs, device=str(device))
+    if isinstance(env, AtariEnv):
+        return env.make(num_envs, screen)
+    if factory is None:
+        env.check()
+    if env.workers == 0 or screen:
+        return env.make(num_envs, screen, factory)
+    make = partial(env.make, factory=factory)
+    workers = cores() if env.workers < 0 else env.workers
+    return WorkerGroup(make, num_envs, workers, env.step_timeout_s, env.restarts, env.id)
+
+
+def group_sizes(recipe: Recipe) -> list[int]:
+    n = recipe.sampler.num_envs
+    return {"serial": [1] * n, "batched": [n], "alternating": [n - n // 2, n // 2]}[recipe.sampler.kind]
+
+
+def make_sampler(recipe: Recipe, algorithm: Algorithm, device: torch.device, factory: Factory | None) -> LockstepSampler:
+    env = recipe.env
+    groups: list[EnvGroup] = []
+    try:
+        for size in group_sizes(recipe):
+            groups.append(make_group(env, size, device, factory))
+    except BaseException:
+        for group in groups:
+            group.close()
+        raise
+    return LockstepSampler(
+        groups,
+        recipe.sampler.horizon,
+        algorithm.gamma,
+        recipe.seed,
+        device,
+        reward_clip=env.reward_clip,
+        life_loss=getattr(env, "life_loss", False),
+        decorrelate_steps=recipe.sampler.decorrelate_steps,
+        overlap=recipe.sampler.kind != "serial",
+    )
+
+
+def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torch.device, custom: Custom) -> Model:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.key(recipe.seed, random.INIT))
+        config = recipe.network
+        torso = custom.network(spec) if custom.network else make_torso(config.torso, spec, config.hidden)
+        net = Network(torso, algorithm.head(feature_count(torso, spec), spec.actions))
+        if config.init == "orthogonal" and custom.network is None:
+            initialise_orthogonal(net)
+    return flatten(net.to(device))
+
+
+def make_learner(recipe: Recipe, custom: Custom) -> Learner:
+    device = find_device(recipe.device)
+    place_threads(recipe, device)
+    algorithm: Algorithm = custom.algorithm or recipe.algorithm
+    sampler = make_sampler(recipe, algorithm, device, custom.env)
+    try:
+        model = make_model(recipe, algorithm, sampler.spec, device, custom)
+    except BaseException:
+        sampler.close()
+        raise
+    memory = FreshMemory(
+        partial(algorithm.prepare, model.net), recipe.memory.epochs, recipe.memory.minibatches, recipe.seed
+    )
+    store = LocalStore(model, recipe.rule, recipe.total_steps)
+    return Learner(algorithm, model, sampler, memory, store, recipe.total_steps)
+
+
+def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
+    """What a run would be, without starting one: for --dry-run."""
+    device = find_device(recipe.device)
+    group = make_group(recipe.env, 1, device, custom.env, screen=isinstance(recipe.env, GymEnv) and False)
+    group.close()
+    spec = group.spec
+    model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)
+    parameters = model.parameters.numel()
+    sampler = recipe.sampler
+    frame_bytes = torch.zeros(spec.frame, dtype=getattr(torch, spec.dtype)).nbytes
+    rollout = 2 * (spec.stack + sampler.horizon) * sampler.num_envs * frame_bytes
+    batch = sampler.num_envs * sampler.horizon // recipe.memory.minibatches
+    inputs = batch * frame_bytes * spec.stack * (5 if spec.dtype == "uint8" else 1)  # the bytes and their floats
+    return {
+        "device": str(device),
+        "observation": list(spec.obs),
+        "actions": spec.actions,
+        "parameters": parameters,
+        "samples_per_update": batch,
+        "updates_per_rollout": recipe.memory.epochs * recipe.memory.minibatches,
+        "rollout_bytes": rollout,
+        "parameter_bytes": parameters * 4 * 5,  # vector, gradient, the actor's copy, two moments
+        "input_bytes": inputs,
+    }

@@ -1,0 +1,149 @@
+"""Checkpoints: a folder with safetensors and a JSON manifest, complete or not there at all.
+
+Written under a temporary name, synced, then renamed; every file's checksum is in the manifest, and the manifest's own
+beside it. Loading executes nothing from the files. `latest` and `best` are links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from manyhands.types import UsageError
+
+FORMAT = 1
+TENSORS = "tensors.safetensors"
+MANIFEST = "manifest.json"
+
+
+class DamagedCheckpoint(Exception):
+    pass
+
+
+def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], keep: int, best: bool) -> Path:
+    """Writes folder/step-N; afterwards the newest `keep` and the best one are there. An OSError leaves all as it was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{step:012d}"
+    temporary = folder / f".writing-{os.getpid()}-{step}"
+    for leftover in folder.glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        tensors: dict[str, Tensor] = {}
+        tree = _split(state, "", tensors)
+        save_file(tensors, temporary / TENSORS)
+        manifest = {"format": FORMAT, "step": step, **about, "state": tree, "sha256": {TENSORS: _sha256(temporary / TENSORS)}}
+        body = json.dumps(manifest, indent=1)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        (temporary / MANIFEST).write_text(body)
+        (temporary / f"{MANIFEST}.sha256").write_text(digest)
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync(temporary)
+        if final.exists():  # the same step again, after a resume
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _link(folder / "latest", final.name)
+    if best:
+        _link(folder / "best", final.name)
+    kept = {path.name for path in _all(folder)[-keep:]} | {os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()}
+    for path in _all(folder):
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+    return final
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, manifest) of one checkpoint, verified; DamagedCheckpoint says what is wrong with it."""
+    try:
+        body = (path / MANIFEST).read_text()
+        digest = (path / f"{MANIFEST}.sha256").read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedCheckpoint(f"{path}: {error}") from error
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise DamagedCheckpoint(f"{path}/{MANIFEST}: checksum differs")
+    manifest = json.loads(body)
+    if manifest.get("format") != FORMAT:
+        raise UsageError(f"{path}: format {manifest.get('format')} is not {FORMAT}: it was written by another version")
+    for name, expected in manifest["sha256"].items():
+        file = path / Path(name).name
+        if not file.is_file() or _sha256(file) != expected:
+            raise DamagedCheckpoint(f"{file}: missing or its checksum differs")
+    return _join(manifest.pop("state"), load_file(path / TENSORS)), manifest
+
+
+def load_newest(folder: Path, warn: Callable[[str], None], which: str = "latest") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The named checkpoint ("latest", "best" or a folder's name), or the newest good one before it, with a warning."""
+    candidates = list(reversed(_all(folder)))
+    if which != "latest":
+        chosen = folder / which
+        if not chosen.exists():
+            names = ", ".join(p.name for p in candidates) or "none"
+            raise UsageError(f"{folder} has no checkpoint {which!r} (there are: {names})")
+        candidates = [chosen.resolve(), *(p for p in candidates if p.name < chosen.resolve().name)]
+    if not candidates:
+        raise UsageError(f"{folder.parent} has no checkpoint yet: nothing to continue from")
+    for path in candidates:
+        try:
+            return load(path)
+        except DamagedCheckpoint as damage:
+            warn(f"damaged checkpoint: {damage}; trying the one before it")
+    raise UsageError(f"{folder}: every checkpoint is damaged")
+
+
+def _all(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("step-*") if p.is_dir())
+
+
+def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Tensors and arrays move into `tensors` by their path; everything else stays as JSON."""
+    if isinstance(tree, Tensor | np.ndarray):
+        tensors[path] = torch.as_tensor(tree).detach().cpu().contiguous().clone()
+        return {"$tensor": path}
+    if isinstance(tree, dict):
+        return {str(key): _split(value, f"{path}/{key}" if path else str(key), tensors) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_split(value, f"{path}/{i}", tensors) for i, value in enumerate(tree)]
+    if isinstance(tree, np.generic):
+        return tree.item()
+    return tree
+
+
+def _join(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, dict):
+        return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _join(v, tensors) for k, v in tree.items()}
+    return [_join(value, tensors) for value in tree] if isinstance(tree, list) else tree
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _link(link: Path, target: str) -> None:
+    temporary = link.with_name(f".{link.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)

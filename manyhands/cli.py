@@ -1,0 +1,347 @@
+"""The command line. Wrong input: one line, exit 2, nothing started. Exit 0 only if the work was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from manyhands.types import RunError, UsageError
+
+INTERRUPTED = 130
+
+
+def _program(command: str) -> str:
+    return f"manyhands {command}"
+
+
+# -- commands that take a recipe ---------------------------------------------------------------------------------------
+
+
+def _recipe_and_options(
+    command: str, arguments: list[str], options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """RECIPE, overrides of its keys, and the command's own options, which are taken out first."""
+    from manyhands.config import load_recipe, override, recipe_names
+
+    words, own = _take_options(arguments, options)
+    if not words or words[0].startswith("-"):
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        usage = (
+            f"usage: {_program(command)} RECIPE [--section.key value ...]   (and: {shown})\n"
+            f"recipes: {', '.join(recipe_names())}\n"
+            f"'{_program(command)} RECIPE --help' lists every key of a recipe"
+        )
+        if words and words[0] in ("--help", "-h"):
+            print(usage)
+            sys.exit(0)
+        raise UsageError(usage.splitlines()[0])
+    return override(load_recipe(words[0]), words[1:], f"{_program(command)} {words[0]}"), own
+
+
+def _take_options(arguments: list[str], options: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Options with a bool default are switches; the others take a value of their default's type."""
+    values = dict(options)
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, attached = word.partition("=")
+        name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+        if name not in options:
+            rest.append(word)
+        elif isinstance(options[name], bool):
+            values[name] = True
+        else:
+            value = attached if equals else next(words, None)
+            if value is None:
+                raise UsageError(f"{flag} needs a value")
+            try:
+                values[name] = type(options[name])(value)
+            except ValueError:
+                raise UsageError(f"{flag} {value}: must be a number") from None
+    return rest, values
+
+
+def train(arguments: list[str]) -> int:
+    """Train a recipe into a run directory."""
+    from manyhands import run as runs
+    from manyhands.build import Custom
+    from manyhands.config import to_toml
+
+    recipe, own = _recipe_and_options(
+        "train", arguments, {"run_dir": "", "dry_run": False, "quiet": False, "json": False}
+    )
+    recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
+    if own["dry_run"]:
+        from manyhands.build import describe
+        from manyhands.config import to_dict
+
+        about = describe(recipe, Custom())
+        if own["json"]:
+            print(json.dumps({"recipe": to_dict(recipe), **about}))
+        else:
+            print(to_toml(recipe))
+            print(_show_plan(about))
+        return 0
+    directory = Path(own["run_dir"] or f"runs/{recipe.name}-{recipe.seed}")
+    run = runs.start(recipe, directory, quiet=own["quiet"])
+    return _finished(run, own["quiet"])
+
+
+def _show_plan(about: dict[str, Any]) -> str:
+    memory = sum(about[key] for key in ("rollout_bytes", "parameter_bytes", "input_bytes"))
+    shape = "×".join(map(str, about["observation"]))
+    return (
+        f"# network: {about['parameters']:,} parameters, from {shape} to {about['actions']} actions, on {about['device']}\n"
+        f"# updates: {about['updates_per_rollout']} per rollout, {about['samples_per_update']:,} samples each\n"
+        f"# memory: about {memory / 2**20:,.0f} MiB (rollouts {about['rollout_bytes'] / 2**20:,.0f}, "
+        f"parameters and optimiser {about['parameter_bytes'] / 2**20:,.0f}, network inputs {about['input_bytes'] / 2**20:,.0f}), "
+        "beside activations and the simulators"
+    )
+
+
+def _finished(run: Any, quiet: bool) -> int:
+    rows = run.metrics()
+    if not quiet and rows:
+        mean = rows[-1].get("return_mean")
+        shown = "no finished episode yet" if mean is None else f"return {mean:.2f}"
+        word = "stopped" if run.interrupted else "done"
+        print(f"{word}: {rows[-1]['step']:,} steps, {shown}; everything is in {run.directory}", file=sys.stderr)
+    if run.interrupted:
+        if not quiet:
+            print(f"continue with: manyhands resume {run.directory}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def bench(arguments: list[str]) -> int:
+    """Measure a recipe: steps/s, the share of simulator-only speed, and where the time goes."""
+    from manyhands import bench as benches
+    from manyhands.build import Custom
+
+    recipe, own = _recipe_and_options("bench", arguments, {"seconds": 15.0, "json": False})
+    result = benches.bench(recipe, Custom(), own["seconds"])
+    print(json.dumps(result) if own["json"] else benches.show(result))
+    return 0
+
+
+# -- commands that take a run directory ----------------------------------------------------------------------------------
+
+RunDirectory = Annotated[Path, tyro.conf.Positional]
+
+
+@dataclass(frozen=True)
+class ResumeOptions:
+    run: RunDirectory
+    """A run directory."""
+    total_steps: int | None = None
+    """Go on to this many steps instead of the recipe's."""
+    quiet: bool = False
+    """Print nothing but warnings."""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    run: RunDirectory
+    """A run directory."""
+    protocol: Literal["null-op", "plain"] | None = None
+    """null-op: up to 30 no-ops first, 18 000 frames (Atari's default); plain: the recipe's own environment."""
+    episodes: int = 30
+    """Whole episodes to play."""
+    actions: Literal["sampled", "greedy"] = "sampled"
+    """Draw actions from the policy, or always take the most probable."""
+    epsilon: float = 0.0
+    """Share of uniformly random actions."""
+    seed: int = 1_000_000
+    """Seed of the evaluation, apart from the training's."""
+    checkpoint: str = "latest"
+    """latest, best, or a folder in checkpoints/."""
+    json: bool = False
+    """Print the result as JSON."""
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    run: RunDirectory
+    """A run directory."""
+    video: Path | None = None
+    """An .mp4 or .gif to write; play.mp4 in the run directory if not given."""
+    actions: Literal["sampled", "greedy"] = "sampled"
+    """Draw actions from the policy, or always take the most probable."""
+    seed: int = 1_000_000
+    """Seed of the episode."""
+    max_steps: int = 1_500
+    """Stop filming after this many steps."""
+    fps: float = 15.0
+    """Steps shown per second (Atari in real time: 15)."""
+    checkpoint: str = "latest"
+    """latest, best, or a folder in checkpoints/."""
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories; runs of one recipe become one line."""
+    out: Path = Path("curves.png")
+    """A .png, .svg or .pdf to write."""
+    x: Literal["step", "time_s", "frames"] = "step"
+    """Horizontal axis."""
+    y: str = "return_mean"
+    """Any key of metrics.jsonl."""
+
+
+def _options(cls: Any, command: str, arguments: list[str], about: str) -> Any:
+    from manyhands.config import check_flags, normalised, parse
+
+    flags = {"--" + f.name.replace("_", "-"): f.type for f in dataclasses.fields(cls)} | {"--help": None, "-h": None}
+    # --json and --quiet are switches: FlagConversionOff (which recipes need) would ask for a value.
+    switches = {"--" + f.name for f in dataclasses.fields(cls) if f.type == "bool"}
+    words: list[str] = []
+    for word in normalised(arguments):
+        if word.startswith("--") and word not in flags:
+            check_flags([word], flags)
+        words += [word, "True"] if word in switches else [word]
+    if "runs" in flags and not words:
+        raise UsageError(f"usage: {_program(command)} RUN...")
+    return parse(cls, words, _program(command), description=about)
+
+
+def resume(arguments: list[str]) -> int:
+    """Continue a run from its newest checkpoint."""
+    from manyhands import run as runs
+
+    options = _options(ResumeOptions, "resume", arguments, resume.__doc__ or "")
+    return _finished(runs.resume(runs.Run.open(options.run), options.total_steps, options.quiet), options.quiet)
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Let a trained agent play whole episodes, and write the scores to the run directory."""
+    from manyhands.run import Run
+
+    o = _options(EvalOptions, "eval", arguments, evaluate.__doc__ or "")
+    result = Run.open(o.run).evaluate(
+        o.episodes, protocol=o.protocol, actions=o.actions, epsilon=o.epsilon, seed=o.seed, checkpoint=o.checkpoint, warn=_warn
+    )
+    if o.json:
+        print(json.dumps(dataclasses.asdict(result)))
+    else:
+        capped = f", {result.truncated} stopped by the limit" if result.truncated else ""
+        print(
+            f"{result.mean:.2f} ± {result.standard_deviation:.2f} over {result.episodes} episodes "
+            f"(min {result.minimum:g}, max {result.maximum:g}; {result.protocol}, {result.actions}, "
+            f"step {result.checkpoint_step:,}{capped}; {result.seconds:.0f} s)"
+        )
+    return 0
+
+
+def play(arguments: list[str]) -> int:
+    """Film one episode from the real screen."""
+    from manyhands.evaluate import record
+    from manyhands.run import Run
+
+    o = _options(PlayOptions, "play", arguments, play.__doc__ or "")
+    run = Run.open(o.run)
+    video = o.video or run.directory / "play.mp4"
+    score, steps = record(run, video, o.actions, o.seed, o.max_steps, o.fps, o.checkpoint, _warn)
+    print(f"{video}: {steps:,} steps, score {score:g}")
+    return 0
+
+
+def plot(arguments: list[str]) -> int:
+    """Draw learning curves, the mean and spread over seeds."""
+    from manyhands.plot import plot as draw
+    from manyhands.run import Run
+
+    o = _options(PlotOptions, "plot", arguments, plot.__doc__ or "")
+    print(draw([Run.open(path) for path in o.runs], o.out, o.x, o.y))
+    return 0
+
+
+def recipes(arguments: list[str]) -> int:
+    """List the recipes."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from manyhands.config import load_recipe, recipe_names
+
+    if arguments and arguments != ["--json"]:
+        if arguments[0] in ("--help", "-h"):
+            print("usage: manyhands recipes [--json]")
+            return 0
+        raise UsageError(f"unexpected argument {arguments[0]!r}: manyhands recipes takes only --json")
+    loaded = [load_recipe(name) for name in recipe_names()]
+    if arguments:
+        print(json.dumps([{"name": r.name, "description": r.description, "total_steps": r.total_steps} for r in loaded]))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    table.add_column("recipe", style="bold", no_wrap=True)
+    table.add_column("what, where, how long")
+    for recipe in loaded:
+        table.add_row(recipe.name, recipe.description)
+    Console().print(table)
+    return 0
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "train": train,
+    "resume": resume,
+    "eval": evaluate,
+    "play": play,
+    "plot": plot,
+    "bench": bench,
+    "recipes": recipes,
+}
+
+
+def _usage() -> str:
+    lines = ["usage: manyhands COMMAND ...", ""]
+    lines += [f"  {name:<8} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "'manyhands COMMAND --help' explains each"])
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _dispatch(arguments)
+    except UsageError as error:
+        print(f"manyhands: {error}", file=sys.stderr)
+        code = 2
+    except RunError as error:
+        print(f"manyhands: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:  # `manyhands recipes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("--help", "-h", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from manyhands import __version__
+
+        print(f"manyhands {__version__}")
+        return 0
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        import difflib
+
+        near = difflib.get_close_matches(arguments[0], COMMANDS, 1, 0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(COMMANDS)})"
+        raise UsageError(f"no command {arguments[0]!r}{hint}")
+    return command(arguments[1:])

@@ -1,0 +1,380 @@
+"""Recipes: frozen dataclasses read from TOML, merged along `extends`, overridden by the command line, written to the run.
+
+Recipes are data: they can name things that exist here, never import code. Unknown keys and wrong types fail at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+import tyro
+
+from manyhands.algos.actor_critic import ActorCritic
+from manyhands.algos.ppo import PPO
+from manyhands.envs.atari import AtariEnv
+from manyhands.envs.gym import GymEnv
+from manyhands.envs.snake import SnakeEnv
+from manyhands.nets.torsos import TORSOS
+from manyhands.stores.rules import Adam, RMSProp
+from manyhands.types import UsageError
+
+ALGORITHMS = {"actor-critic": ActorCritic, "ppo": PPO}
+RULES = {"adam": Adam, "rmsprop": RMSProp}
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    torso: str = "nature"
+    """nature, nips, snake, cells (images) or mlp (vectors)."""
+    hidden: tuple[int, ...] = ()
+    """Sizes of the fully connected layers; empty: the torso's own."""
+    init: Literal["orthogonal", "torch"] = "orthogonal"
+    """How weights start."""
+
+    def __post_init__(self) -> None:
+        if self.torso not in TORSOS and self.torso != "custom":
+            raise UsageError(f"network.torso = {self.torso!r}: no such torso{nearest(self.torso, TORSOS)}")
+        if any(size < 1 for size in self.hidden):
+            raise UsageError(f"network.hidden = {list(self.hidden)}: sizes must be at least 1")
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    kind: Literal["serial", "batched", "alternating"] = "batched"
+    """serial: one simulator after the other; batched: all in lock-step; alternating: one half steps while the other is served."""
+    num_envs: int = 8
+    """Simulators."""
+    horizon: int = 128
+    """Slots of every simulator in a rollout."""
+    decorrelate_steps: int = 0
+    """Before training each simulator plays a random number of random steps, up to this, so that games are at different points."""
+
+    def __post_init__(self) -> None:
+        if self.num_envs < 1 or self.horizon < 1 or self.decorrelate_steps < 0:
+            raise UsageError("sampler.num_envs and sampler.horizon must be at least 1, decorrelate_steps not negative")
+        if self.kind == "alternating" and self.num_envs < 2:
+            raise UsageError("sampler.kind = 'alternating' needs two groups: set sampler.num_envs to at least 2")
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    epochs: int = 1
+    """How often each sample is used."""
+    minibatches: int = 1
+    """Updates per epoch."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise UsageError("memory.epochs and memory.minibatches must be at least 1")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: int = 500_000
+    """Save whenever this many steps have passed (and at the end, and on Ctrl-C)."""
+    keep: int = 2
+    """Newest checkpoints kept, beside the best one."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or self.keep < 1:
+            raise UsageError("checkpoint.every_steps and checkpoint.keep must be at least 1")
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    every_steps: int = 20_000
+    """One line of metrics.jsonl whenever this many steps have passed."""
+    window: int = 100
+    """return_mean is over this many last episodes."""
+    tensorboard: bool = True
+    """Also write TensorBoard events."""
+    wandb: bool = False
+    """Also log to Weights & Biases (pip install 'manyhands[track]')."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or self.window < 1:
+            raise UsageError("report.every_steps and report.window must be at least 1")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run, up to the machine's floating point."""
+
+    name: str = "custom"
+    """Where the run directory gets its name from."""
+    description: str = ""
+    """What it trains, on what hardware, in what time."""
+    seed: int = 0
+    """The same seed gives the same run."""
+    total_steps: int = 1_000_000
+    """Decisions of all simulators together."""
+    device: str = "auto"
+    """cpu, cuda, cuda:N, or auto: cuda if there is one."""
+    threads: int = 0
+    """Torch's own CPU threads; 0: one per core on a CPU, 1 beside a GPU, where the simulators need the cores."""
+    env: AtariEnv | SnakeEnv | GymEnv = field(default_factory=SnakeEnv)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    algorithm: ActorCritic | PPO = field(default_factory=PPO)
+    rule: Adam | RMSProp = field(default_factory=Adam)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+
+    def __post_init__(self) -> None:
+        if self.total_steps < 1:
+            raise UsageError(f"total_steps = {self.total_steps}: must be at least 1")
+        batch = self.sampler.num_envs * self.sampler.horizon
+        if self.memory.minibatches > batch:
+            raise UsageError(
+                f"memory.minibatches = {self.memory.minibatches} exceeds the rollout's {batch} samples: lower it, or raise "
+                "sampler.num_envs or sampler.horizon"
+            )
+        if self.memory.epochs > 1 and type(self.algorithm) is ActorCritic:
+            raise UsageError(
+                f"memory.epochs = {self.memory.epochs}: actor-critic uses a sample once (its gradient is on-policy); "
+                "set memory.epochs = 1 or algorithm.name = 'ppo'"
+            )
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 1, 0.4)
+    return f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(sorted(known))})"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """Shipped recipes; a leading underscore marks a base that others extend."""
+    folder = resources.files("manyhands") / "recipes"
+    return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml") and not f.name.startswith("_"))
+
+
+def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe by name or a TOML file by path, with nested overrides ({"sampler": {"num_envs": 4}})."""
+    tree = _read_tree(name, ())
+    tree.setdefault("name", Path(name).stem)
+    return from_dict(_merge(tree, dict(overrides or {})), where=f"recipe {name}")
+
+
+def _read_tree(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name in seen:
+        raise UsageError(f"recipe {seen[0]}: extends itself ({' -> '.join((*seen, name))})")
+    try:
+        tree = tomllib.loads(_read_text(name))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"recipe {name}: not valid TOML: {error}") from error
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    merged = _merge(_read_tree(base, (*seen, name)), tree)
+    merged["name"] = tree.get("name", Path(name).stem)
+    return merged
+
+
+def _read_text(name: str) -> str:
+    if name.endswith(".toml"):
+        try:
+            return Path(name).read_text()
+        except OSError as error:
+            raise UsageError(f"recipe {name}: {error.strerror}") from error
+    file = resources.files("manyhands") / "recipes" / f"{name}.toml"
+    if "/" in name or not file.is_file():
+        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; 'manyhands recipes' lists them")
+    return file.read_text()
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Nested tables merge; a table that names another algorithm, rule or environment kind replaces the base's."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        same = isinstance(old, dict) and isinstance(value, dict) and _kind(key, old) == _kind(key, {**old, **value})
+        result[key] = _merge(old, value) if same and isinstance(old, dict) else value
+    return result
+
+
+def _kind(section: str, table: dict[str, Any]) -> Any:
+    if section == "env":
+        return env_class(table.get("id", SnakeEnv.id))
+    return table.get("name") if section in ("algorithm", "rule") else None
+
+
+def env_class(env_id: str) -> type[AtariEnv | SnakeEnv | GymEnv]:
+    if env_id.startswith("ALE/"):
+        return AtariEnv
+    return SnakeEnv if env_id == SnakeEnv.id else GymEnv
+
+
+def from_dict(tree: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    tree = dict(tree)
+    for section, classes in (("algorithm", ALGORITHMS), ("rule", RULES)):
+        table = dict(tree.get(section, {}))
+        name = table.pop("name", None) or ("ppo" if section == "algorithm" else "adam")
+        if name not in classes:
+            raise UsageError(f"{where}: {section}.name = {name!r}: no such {section}{nearest(str(name), classes)}")
+        tree[section] = _read(classes[name], table, where, f"{section}.")  # type: ignore[index]
+    if isinstance(tree.get("env"), dict):
+        tree["env"] = _read(env_class(tree["env"].get("id", SnakeEnv.id)), tree["env"], where, "env.")
+    return _read(Recipe, tree, where, "")
+
+
+def _read(cls: Any, table: Mapping[str, Any], where: str, prefix: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise UsageError(f"{where}: unknown key {prefix}{key}{nearest(key, known)}")
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+            value = _read(hint, value, where, f"{prefix}{key}.")
+        values[key] = _checked(hint, value, f"{where}: {prefix}{key}")
+    return cls(**values)
+
+
+def _checked(hint: Any, value: Any, what: str) -> Any:
+    """The value, if it is of the hinted type (an int passes as a float); a UsageError otherwise."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UsageError(f"{what} = {value!r}{nearest(str(value), choices)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise UsageError(f"{what} = {value!r}: must be a list")
+        return tuple(_checked(typing.get_args(hint)[0], item, what) for item in value)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or any(dataclasses.is_dataclass(a) and isinstance(value, a) for a in typing.get_args(hint)):
+            return value
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise UsageError(f"{what} = {value!r}: must be {_type_name(hint)}")
+    return value
+
+
+def _type_name(hint: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(hint, hint.__name__)
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def to_dict(recipe: Recipe) -> dict[str, Any]:
+    tree = dataclasses.asdict(recipe)
+    for section, classes in (("algorithm", ALGORITHMS), ("rule", RULES)):
+        chosen = getattr(recipe, section)
+        name = next((n for n, c in classes.items() if type(chosen) is c), "custom")
+        tree[section] = {"name": name, **tree[section]}
+    return _without_none(tree)
+
+
+def to_toml(recipe: Recipe) -> str:
+    return tomli_w.dumps(to_dict(recipe))
+
+
+def _without_none(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {k: _without_none(v) for k, v in tree.items() if v is not None}
+    return list(tree) if isinstance(tree, tuple) else tree
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+
+
+def flags_of(recipe: Recipe) -> dict[str, Any]:
+    """Every override as it is written: {"--sampler.num-envs": type}."""
+    flags: dict[str, Any] = {}
+
+    def visit(value: Any, prefix: str) -> None:
+        hints = typing.get_type_hints(type(value))
+        for f in dataclasses.fields(value):
+            inner = getattr(value, f.name)
+            if dataclasses.is_dataclass(inner):
+                visit(inner, f"{prefix}{f.name}.")
+            else:
+                flags["--" + (prefix + f.name).replace("_", "-")] = hints[f.name]
+
+    visit(recipe, "")
+    return flags
+
+
+def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
+    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo."""
+    arguments = normalised(arguments)
+    recipe = _with_env_kind(recipe, arguments)
+    flags = flags_of(recipe)
+    if "--help" not in arguments and "-h" not in arguments:
+        check_flags(arguments, flags)
+    return parse(Recipe, arguments, program, default=recipe)
+
+
+def parse(target: Any, arguments: list[str], program: str, default: Any = None, description: str | None = None) -> Any:
+    """tyro, with its error boxes folded into one line."""
+    import contextlib
+    import io
+
+    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
+    extra = {} if default is None else {"default": default}
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(target, args=arguments, prog=program, config=config, description=description, **extra)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise UsageError(_fold(errors.getvalue())) from None
+
+
+def _fold(box: str) -> str:
+    """tyro draws errors in a box and repeats the usage: keep the sentences of its first part."""
+    lines = [line.strip("│╭╮╰╯─| \t") for line in box.splitlines()]
+    lines = [line for line in lines if line and "Parsing error" not in line and "Required options" not in line]
+    text = " ".join(lines)
+    for end in ("For full helptext", "Full helptext", "Argument helptext"):
+        text = text.split(end)[0]
+    return text.removeprefix("Value error").strip() or "cannot read the arguments"
+
+
+def normalised(arguments: list[str]) -> list[str]:
+    """`--a=b` as two words, TOML's true and false as Python's."""
+    words: list[str] = []
+    for argument in arguments:
+        words += argument.split("=", 1) if argument.startswith("--") and "=" in argument else [argument]
+    words = ["--" + word[2:].replace("_", "-") if word.startswith("--") else word for word in words]
+    return [{"true": "True", "false": "False"}.get(word, word) for word in words]
+
+
+def _with_env_kind(recipe: Recipe, arguments: list[str]) -> Recipe:
+    """`--env.id` may name another kind of simulator, which then starts from its own defaults."""
+    if "--env.id" in arguments[:-1]:
+        env_id = arguments[arguments.index("--env.id") + 1]
+        cls = env_class(env_id)
+        if cls is not type(recipe.env):
+            return dataclasses.replace(recipe, env=cls(id=env_id))
+    return recipe
+
+
+def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
+    for i, word in enumerate(arguments):
+        if word.startswith("--") and word not in flags:
+            raise UsageError(f"unknown option {word}{nearest(word, flags) if flags else ''}")
+        if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):
+            previous = next((w for w in reversed(arguments[:i]) if w.startswith("--")), None)
+            if previous is None or typing.get_origin(flags[previous]) is not tuple:
+                raise UsageError(f"unexpected argument {word!r}: overrides are written --section.key value")

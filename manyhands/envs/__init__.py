@@ -1,0 +1,1 @@
+"""Simulators, all behind EnvGroup: a batch of them, stepped asynchronously with send and recv."""

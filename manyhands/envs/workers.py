@@ -1,0 +1,210 @@
+"""An EnvGroup spread over processes: observations through shared memory, a deadline per step, lost workers replaced."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from manyhands.hosts.process import Child, ChildError, ChildLost, SharedBlock, shared_arrays
+from manyhands.types import EnvGroup, EnvSpec, RunError, Step, UsageError
+
+BUILD_TIMEOUT_S = 300.0  # imports, ROMs, 0.1 s per Atari environment
+OK = b"K"
+_FLAGS = ("terminated", "truncated", "life_lost", "first")
+
+
+def _layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    flags = {name: ((num_envs,), "bool") for name in _FLAGS}
+    return {
+        "obs": ((num_envs, *spec.frame), spec.dtype),
+        "reward": ((num_envs,), "float32"),
+        "action": ((num_envs,), "int64"),
+        **flags,
+    }
+
+
+def _serve(connection: Connection, make: Callable[[int], EnvGroup], fd: int, low: int, high: int, total: int) -> None:
+    """A worker's life: build its part of the group, then answer until the parent hangs up."""
+    try:
+        group = make(high - low)
+    except UsageError as error:
+        connection.send_bytes(b"U" + str(error).encode())
+        return
+    connection.send_bytes(OK + pickle.dumps(group.spec))
+    memory: dict[str, np.ndarray] = {}
+
+    def publish(step: Step) -> bytes:
+        for name in ("obs", "reward", *_FLAGS):
+            memory[name][low:high] = getattr(step, name)
+        return OK
+
+    try:
+        while True:
+            message = connection.recv_bytes()
+            command, payload = message[:1], message[1:]
+            reply = OK
+            if command == b"s":
+                group.send(memory["action"][low:high].copy())
+                reply = publish(group.recv())
+            elif command == b"m":
+                memory.update(shared_arrays(fd, _layout(group.spec, total)))
+            elif command == b"r":
+                reply = publish(group.reset(pickle.loads(payload)))
+            elif command == b"w":
+                reply = publish(group.restart(pickle.loads(payload)))
+            elif command == b"v":
+                reply = OK + pickle.dumps(group.screen(pickle.loads(payload)))
+            elif command == b"g":
+                reply = OK + pickle.dumps(group.state())
+            elif command == b"l":
+                group.load(pickle.loads(payload))
+            connection.send_bytes(reply)
+    finally:
+        group.close()
+
+
+class WorkerGroup:
+    """Invariant: between calls no worker owes an answer, except after send, when every one owes exactly one."""
+
+    def __init__(
+        self, make: Callable[[int], EnvGroup], num_envs: int, workers: int, step_timeout_s: float, restarts: int, name: str
+    ) -> None:
+        self.num_envs = num_envs
+        self._make = make
+        self._name = name
+        self._timeout_s = step_timeout_s
+        self._restarts_left = restarts
+        self.replaced = 0
+        self._block = SharedBlock()
+        bounds = np.linspace(0, num_envs, min(workers, num_envs) + 1).round().astype(int).tolist()
+        self._parts = list(zip(bounds, bounds[1:], strict=False))
+        self._seeds = [0] * num_envs
+        self._asked_at = 0.0
+        self._pending = False
+        self._children: list[Child] = []
+        try:
+            self._children = [self._start(i) for i in range(len(self._parts))]
+            specs = [self._ready(i) for i in range(len(self._parts))]
+            self.spec = specs[0]
+            self._memory = shared_arrays(self._block.fd, _layout(self.spec, num_envs))
+            self._ask_all(b"m")
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, part: int) -> Child:
+        low, high = self._parts[part]
+        return Child(
+            _serve, self._make, self._block.fd, low, high, self.num_envs,
+            name=f"simulators {low}..{high - 1} of {self._name}", files=(self._block.fd,),
+        )  # fmt: skip
+
+    def _ready(self, part: int) -> EnvSpec:
+        message = self._receive(part, BUILD_TIMEOUT_S, replace=False)
+        if message[:1] == b"U":
+            raise UsageError(message[1:].decode())
+        return pickle.loads(message[1:])
+
+    def reset(self, seeds: list[int]) -> Step:
+        self._seeds = list(seeds)
+        return self._ask_each(b"r", lambda low, high: pickle.dumps(seeds[low:high]))
+
+    def restart(self, which: Any) -> Step:
+        which = np.asarray(which, bool)
+        return self._ask_each(b"w", lambda low, high: pickle.dumps(which[low:high]))
+
+    def send(self, actions: Any) -> None:
+        self._memory["action"][:] = actions
+        self._asked_at = time.monotonic()
+        self._pending = True
+        for i in range(len(self._children)):
+            self._post(i, b"s")
+
+    def recv(self) -> Step:
+        self._pending = False
+        for i in range(len(self._children)):
+            self._receive(i, max(self._timeout_s - (time.monotonic() - self._asked_at), 0.0))
+        return self._step()
+
+    def _step(self) -> Step:
+        m = self._memory
+        return Step(m["obs"], m["reward"], m["terminated"], m["truncated"], m["life_lost"], m["first"])
+
+    def _ask_each(self, command: bytes, payload: Callable[[int, int], bytes]) -> Step:
+        for i, (low, high) in enumerate(self._parts):
+            self._post(i, command + payload(low, high))
+        for i in range(len(self._children)):
+            self._receive(i, BUILD_TIMEOUT_S)
+        return self._step()
+
+    def _ask_all(self, message: bytes) -> list[Any]:
+        for child in self._children:
+            child.send(message)
+        replies = [self._receive(i, BUILD_TIMEOUT_S, replace=False)[1:] for i in range(len(self._children))]
+        return [pickle.loads(reply) if reply else None for reply in replies]
+
+    def _post(self, part: int, message: bytes) -> None:
+        try:
+            self._children[part].send(message)
+        except ChildLost:
+            pass  # receiving will notice, and replace it
+
+    def _receive(self, part: int, timeout_s: float, replace: bool = True) -> bytes:
+        try:
+            return self._children[part].recv(timeout_s)
+        except ChildError as error:
+            raise RunError(f"a simulator failed; its own traceback:\n{error}") from None
+        except ChildLost as lost:
+            low, high = self._parts[part]
+            reason = f"{lost} (seeds {self._seeds[low:high]})"
+            if not replace or self._restarts_left == 0:
+                raise RunError(reason) from None
+            self._restarts_left -= 1
+            self._replace(part)
+            return OK
+
+    def _replace(self, part: int) -> None:
+        """A new worker in the place of a lost one. Its simulators answer with a reset, so nothing spans the loss."""
+        low, high = self._parts[part]
+        self.replaced += 1
+        # Other seeds: the old ones may lead to the same trap.
+        self._seeds[low:high] = [(seed + 7919 * self.replaced) % (2**31 - 1) for seed in self._seeds[low:high]]
+        self._children[part] = child = self._start(part)
+        self._ready(part)
+        for message in (b"m", b"r" + pickle.dumps(self._seeds[low:high])):
+            child.send(message)
+            self._receive(part, BUILD_TIMEOUT_S, replace=False)
+
+    def screen(self, index: int) -> np.ndarray:
+        for i, (low, high) in enumerate(self._parts):
+            if low <= index < high:
+                self._children[i].send(b"v" + pickle.dumps(index - low))
+                return pickle.loads(self._receive(i, BUILD_TIMEOUT_S, replace=False)[1:])
+        raise IndexError(index)
+
+    def state(self) -> dict | None:
+        states = self._ask_all(b"g")
+        if any(state is None for state in states):
+            return None
+        parts = {str(i): state for i, state in enumerate(states)}
+        return {"parts": parts, "bounds": [list(part) for part in self._parts], "seeds": list(self._seeds)}
+
+    def load(self, state: dict) -> None:
+        if [list(part) for part in self._parts] != state["bounds"]:
+            raise UsageError("the checkpoint was written with another number of env.workers: resume with the same")
+        self._seeds = list(state["seeds"])
+        for i, child in enumerate(self._children):
+            child.send(b"l" + pickle.dumps(state["parts"][str(i)]))
+            self._receive(i, BUILD_TIMEOUT_S, replace=False)
+
+    def close(self) -> None:
+        deadline = time.monotonic() + 2.0
+        for child in self._children:
+            child.close(deadline)
+        self._children = []
+        self._block.close()

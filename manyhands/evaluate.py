@@ -1,0 +1,223 @@
+"""Evaluation and clips: a trained agent plays whole games; raw scores, no learning."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands import checkpoint
+from manyhands.build import find_device, make_group, make_model, place_threads
+from manyhands.envs.atari import AtariEnv
+from manyhands.maths import random
+from manyhands.maths.stacking import stacked
+from manyhands.types import EnvGroup, UsageError
+
+if TYPE_CHECKING:
+    from manyhands.run import Run
+
+# name -> (at most this many no-ops first, frames an episode may take)
+PROTOCOLS: dict[str, tuple[int, int]] = {"null-op": (30, 18_000)}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    mean: float
+    standard_deviation: float
+    minimum: float
+    maximum: float
+    episodes: int
+    returns: list[float]
+    steps: list[int]
+    truncated: int  # episodes that ran into the frame cap or time limit
+    protocol: str
+    actions: str
+    epsilon: float
+    checkpoint_step: int
+    seed: int
+    seconds: float
+
+
+class Player:
+    """A group of simulators and a frozen agent. `play` takes one slot in all of them."""
+
+    def __init__(
+        self, run: Run, group: EnvGroup, state: dict[str, Any], actions: str, epsilon: float, seed: int
+    ) -> None:
+        device = find_device(run.recipe.device)
+        place_threads(run.recipe, device)
+        self._algorithm = run.custom.algorithm or run.recipe.algorithm
+        model = make_model(run.recipe, self._algorithm, group.spec, device, run.custom)
+        model.parameters.copy_(state["learner"]["store"]["parameters"])
+        self._net = model.net
+        self._group = group
+        self._greedy = actions == "greedy"
+        self._epsilon = epsilon
+        self._seed = seed
+        self._slot = 0
+        B, S, spec = group.num_envs, group.spec.stack, group.spec
+        self._ids = torch.arange(B, device=device)
+        self._frames = torch.zeros(S, B, *spec.frame, dtype=getattr(torch, spec.dtype), device=device)
+        self._first = torch.ones(S, B, dtype=torch.bool, device=device)
+        self._see(group.reset([random.env_seed(seed, random.ENV, i) for i in range(B)]))
+
+    def _see(self, step: Any) -> None:
+        self._frames = self._frames.roll(-1, 0)
+        self._first = self._first.roll(-1, 0)
+        self._frames[-1] = torch.as_tensor(step.obs).to(self._frames.device)
+        self._first[-1] = torch.as_tensor(step.first).to(self._first.device)
+
+    @torch.inference_mode()
+    def _choose(self) -> Tensor:
+        rows = (self._group.spec.stack - 1) * self._group.num_envs + self._ids
+        obs = stacked(self._frames, self._first, rows, self._group.spec.stack)
+        noise = random.uniform(self._seed, random.ACT, self._ids, torch.tensor(self._slot, device=self._ids.device), 4)
+        if self._greedy:
+            action = self._algorithm.greedy(self._net, obs)
+        else:
+            action = self._algorithm.act(self._net, obs, torch.zeros(len(obs), device=obs.device), noise[:, :2])[0]
+        explore = noise[:, 2] < self._epsilon
+        return torch.where(explore, (noise[:, 3] * self._group.spec.actions).long(), action)
+
+    def play(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """reward, ended, truncated, reset-only – each [B]."""
+        self._group.send(self._choose().cpu().numpy())
+        step = self._group.recv()
+        self._see(step)
+        self._slot += 1
+        values = [np.array(torch.as_tensor(x).cpu()) for x in (step.reward, step.terminated, step.truncated, step.first)]
+        return values[0], values[1] | values[2], values[2], values[3]
+
+
+def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[str], None]) -> tuple[Any, str, dict, dict]:
+    """The environment to evaluate in, the protocol's name, the state and the manifest."""
+    from manyhands.run import _check_custom
+
+    _check_custom(run.recipe, run.custom)
+    env = run.recipe.env
+    if protocol is None:
+        protocol = "null-op" if isinstance(env, AtariEnv) else "plain"
+    if protocol != "plain" and not isinstance(env, AtariEnv):
+        raise UsageError(f"--protocol {protocol} is defined for Atari games, not for {env.id}: use plain")
+    if protocol == "plain":
+        limit = env.max_frames if isinstance(env, AtariEnv) else 0
+        env = env.for_evaluation(None, limit)
+    else:
+        env = env.for_evaluation(*PROTOCOLS[protocol])
+    state, manifest = checkpoint.load_newest(run.checkpoints, warn, checkpoint_name)
+    return env, protocol, state, manifest
+
+
+def evaluate(
+    run: Run,
+    episodes: int = 30,
+    protocol: str | None = None,
+    actions: Literal["sampled", "greedy"] = "sampled",
+    epsilon: float = 0.0,
+    seed: int = 1_000_000,
+    checkpoint: str = "latest",
+    warn: Callable[[str], None] = print,
+) -> Evaluation:
+    """Plays whole episodes and writes eval/*.json.
+
+    Every simulator plays the same number of episodes: stopping at the first N that end would favour short ones.
+    """
+    if episodes < 1:
+        raise UsageError(f"--episodes {episodes}: must be at least 1")
+    env, protocol, state, manifest = _open(run, protocol, checkpoint, warn)
+    simulators = min(episodes, 32)
+    rounds = math.ceil(episodes / simulators)
+    begin = time.monotonic()
+    group = make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
+    try:
+        player = Player(run, group, state, actions, epsilon, seed)
+        score, length = np.zeros(simulators), np.zeros(simulators, int)
+        finished: list[list[tuple[float, int, bool]]] = [[] for _ in range(simulators)]
+        while any(len(f) < rounds for f in finished):
+            reward, ended, truncated, reset = player.play()
+            score, length = np.where(reset, 0.0, score + reward), np.where(reset, 0, length + 1)
+            for i in np.flatnonzero(ended):
+                finished[i].append((float(score[i]), int(length[i]), bool(truncated[i])))
+    finally:
+        group.close()
+    played = [f[r] for r in range(rounds) for f in finished][:episodes]
+    returns = [p[0] for p in played]
+    result = Evaluation(
+        mean=statistics.fmean(returns),
+        standard_deviation=statistics.pstdev(returns),
+        minimum=min(returns),
+        maximum=max(returns),
+        episodes=len(returns),
+        returns=returns,
+        steps=[p[1] for p in played],
+        truncated=sum(p[2] for p in played),
+        protocol=protocol,
+        actions=actions,
+        epsilon=epsilon,
+        checkpoint_step=manifest["step"],
+        seed=seed,
+        seconds=round(time.monotonic() - begin, 2),
+    )
+    folder = run.directory / "eval"
+    folder.mkdir(exist_ok=True)
+    name = f"{protocol}-{actions}-step{manifest['step']}-seed{seed}.json"
+    (folder / name).write_text(json.dumps(asdict(result), indent=1))
+    return result
+
+
+def record(
+    run: Run,
+    video: Path,
+    actions: Literal["sampled", "greedy"] = "sampled",
+    seed: int = 1_000_000,
+    max_steps: int = 1_500,
+    fps: float = 15.0,
+    checkpoint: str = "latest",
+    warn: Callable[[str], None] = print,
+) -> tuple[float, int]:
+    """One episode as the real screen shows it, into an mp4 or gif. Returns its score and length so far."""
+    import imageio.v2 as imageio
+
+    if video.suffix not in (".mp4", ".gif"):
+        raise UsageError(f"--video {video}: the name must end in .mp4 or .gif")
+    if not video.parent.is_dir():
+        raise UsageError(f"--video {video}: no folder {video.parent}")
+    env, _, state, _ = _open(run, None, checkpoint, warn)
+    group = make_group(env, 1, find_device(run.recipe.device), run.custom.env, screen=True)
+    score = 0.0
+    frames: list[np.ndarray] = []
+    try:
+        player = Player(run, group, state, actions, 0.0, seed)
+        frames.append(group.screen(0).copy())
+        for _ in range(max_steps):
+            reward, ended, _, _ = player.play()
+            frames.append(group.screen(0).copy())
+            score += float(reward[0])
+            if ended[0]:
+                break
+    finally:
+        group.close()
+    frames = [_even(frame) for frame in frames]
+    temporary = video.with_name(f".{video.name}.part{video.suffix}")
+    if video.suffix == ".gif":
+        imageio.mimsave(temporary, frames, duration=1000 / fps, loop=0)
+    else:
+        imageio.mimsave(temporary, frames, fps=fps, macro_block_size=2, codec="libx264")
+    temporary.replace(video)
+    return score, len(frames) - 1
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """Small screens twice as large; sides cut to even numbers, as video codecs want."""
+    if max(frame.shape[:2]) < 240:
+        frame = frame.repeat(2, 0).repeat(2, 1)
+    return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]

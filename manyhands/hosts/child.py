@@ -1,0 +1,39 @@
+"""The other end of hosts.process: `python -m manyhands.hosts.child FD` runs the function that arrives on FD.
+
+Started with a plain exec, so a user's script is never imported twice and needs no `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+
+import cloudpickle
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group of processes; the parent decides
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan, even when the parent is killed
+        if os.getppid() != int(sys.argv[2]):
+            sys.exit(0)  # the parent died before the line above
+    connection = Connection(int(sys.argv[1]))
+    try:
+        function, arguments = cloudpickle.loads(connection.recv_bytes())
+        function(connection, *arguments)
+    except EOFError:
+        pass  # the parent closed its end: nothing left to do
+    except BaseException:
+        try:
+            connection.send_bytes(b"E" + traceback.format_exc().encode())
+        except OSError:
+            traceback.print_exc()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Pure functions of tensors, each tested against numbers computed by hand."""

@@ -1,0 +1,1 @@
+"""Memories: what lies between acting and learning."""

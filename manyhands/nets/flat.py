@@ -1,0 +1,58 @@
+"""One flat vector behind all of a module's parameters, and one behind their gradients.
+
+Stores, update rules, copies and messages deal with these two vectors only. Convolution kernels are views in
+channels-last order, the layout that the convolutions compute in.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Model:
+    net: nn.Module
+    parameters: Tensor  # [P]
+    gradient: Tensor  # [P]
+
+    def named_slices(self) -> dict[str, slice]:
+        slices, start = {}, 0
+        for name, parameter in self.net.named_parameters():
+            slices[name] = slice(start, start + parameter.numel())
+            start += parameter.numel()
+        return slices
+
+    def replica(self) -> Model:
+        """The same network on a vector of its own, for acting or as a target; it never needs gradients."""
+        model = flatten(copy.deepcopy(self.net))
+        model.net.requires_grad_(False)
+        return model
+
+
+def flatten(net: nn.Module) -> Model:
+    """Moves the parameters of net into one vector, in place."""
+    parameters = list(net.parameters())
+    flat = torch.cat([_memory_order(p.detach()).reshape(-1) for p in parameters])
+    gradient = torch.zeros_like(flat)
+    start = 0
+    for p in parameters:
+        end = start + p.numel()
+        p.data = _view(flat[start:end], p.shape)
+        p.grad = _view(gradient[start:end], p.shape)
+        start = end
+    return Model(net, flat, gradient)
+
+
+def _memory_order(p: Tensor) -> Tensor:
+    return p.permute(0, 2, 3, 1) if p.dim() == 4 else p
+
+
+def _view(flat: Tensor, shape: torch.Size) -> Tensor:
+    if len(shape) == 4:
+        out, channels, height, width = shape
+        return flat.view(out, height, width, channels).permute(0, 3, 1, 2)
+    return flat.view(shape)

@@ -1,0 +1,53 @@
+"""Heads: from features to what an algorithm needs; and the network that joins a torso and a head."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyhands.types import EnvSpec
+
+
+class PolicyValue(nn.Module):
+    """Action logits and a state value on shared features."""
+
+    def __init__(self, features: int, actions: int) -> None:
+        super().__init__()
+        self.policy = nn.Linear(features, actions)
+        self.value = nn.Linear(features, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(x), self.value(x).squeeze(-1)
+
+    def orthogonal_gains(self) -> dict[nn.Module, float]:
+        """A nearly uniform first policy; values of ordinary size."""
+        return {self.policy: 0.01, self.value: 1.0}
+
+
+class Network(nn.Module):
+    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.torso = torso
+        self.head = head
+
+    def forward(self, obs: Tensor) -> Any:
+        return self.head(self.torso(obs))
+
+
+def feature_count(torso: nn.Module, spec: EnvSpec) -> int:
+    with torch.no_grad():
+        return torso(torch.zeros(1, *spec.obs, dtype=getattr(torch, spec.dtype))).shape[-1]
+
+
+def initialise_orthogonal(net: nn.Module) -> None:
+    """Orthogonal weights with gain √2, zero biases; a head may name other gains for its layers."""
+    gains: dict[nn.Module, float] = {}
+    for module in net.modules():
+        own = getattr(module, "orthogonal_gains", None)
+        if own is not None:
+            gains.update(own())
+    for module in net.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(module.weight, gains.get(module, 2**0.5))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

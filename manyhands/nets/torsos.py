@@ -1,0 +1,123 @@
+"""Torsos: from an observation to a vector of features. `build` finds them by name."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyhands.types import EnvSpec, UsageError
+
+
+class PixelConv(nn.Conv2d):
+    """A first convolution that takes uint8 images as they are.
+
+    Dividing the small kernel by 255 instead of the large image saves a pass over the batch.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype, memory_format=torch.channels_last)
+        return F.conv2d(x, self.weight / 255, self.bias, self.stride, self.padding)
+
+
+class ConvTorso(nn.Module):
+    """Convolutions given as (channels, kernel, stride), ReLU after each, then one fully connected layer."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        convs: Sequence[tuple[int, int, int]],
+        features: int,
+        first_padding: int = 0,
+        later_padding: int = 0,
+        pool: bool = False,
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels, padding = spec.obs[0], first_padding
+        for i, (out, kernel, stride) in enumerate(convs):
+            layers.append((PixelConv if i == 0 else nn.Conv2d)(channels, out, kernel, stride, padding))
+            layers.append(nn.ReLU(inplace=True))
+            if pool:
+                layers.append(nn.MaxPool2d(2))
+            channels = out
+            padding = kernel_padding(convs[i + 1][1]) if later_padding < 0 and i + 1 < len(convs) else later_padding
+        self.convs = nn.Sequential(*layers)
+        with torch.no_grad():
+            try:
+                shape = self.convs(torch.zeros(1, *spec.obs, dtype=torch.uint8)).shape
+            except RuntimeError as error:
+                size = "×".join(map(str, spec.frame[1:]))
+                raise UsageError(
+                    f"the network is too deep for {size} images of {spec.id}: choose a smaller torso"
+                ) from error
+        self.hidden = nn.Linear(math.prod(shape[1:]), features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convs(x)
+        # Channels stay last: in that memory layout this flattening is free.
+        return F.relu(self.hidden(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+
+
+def kernel_padding(kernel: int) -> int:
+    """What keeps the size of an image under an odd kernel."""
+    return kernel // 2
+
+
+def nature(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    """Mnih et al. 2015. At 104×80 every convolution after the first is padded by 1 (Accelerated Methods)."""
+    return ConvTorso(spec, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], *hidden, later_padding=_tall(spec))
+
+
+def nips(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    """Mnih et al. 2013."""
+    return ConvTorso(spec, [(16, 8, 4), (32, 4, 2)], *hidden, later_padding=_tall(spec))
+
+
+def snake(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    """Ong et al. 2015: same padding, pooling after each convolution."""
+    return ConvTorso(spec, [(32, 7, 1), (64, 5, 1), (64, 3, 1)], *hidden, first_padding=3, later_padding=-1, pool=True)
+
+
+def cells(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    """For boards drawn with two pixels a cell: one stride-two convolution sees cells, the next their neighbours."""
+    return ConvTorso(spec, [(32, 4, 2), (32, 3, 1), (32, 3, 1)], *hidden, first_padding=1, later_padding=-1)
+
+
+class MLP(nn.Module):
+    def __init__(self, spec: EnvSpec, hidden: Sequence[int]) -> None:
+        super().__init__()
+        sizes = [math.prod(spec.obs), *hidden]
+        layers: list[nn.Module] = []
+        for a, b in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(a, b), nn.Tanh()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.flatten(1).to(torch.float32))
+
+
+def _tall(spec: EnvSpec) -> int:
+    return 1 if spec.frame[1:] == (104, 80) else 0
+
+
+# name -> (maker, takes images, default hidden sizes)
+TORSOS: dict[str, tuple[Callable[[EnvSpec, Sequence[int]], nn.Module], bool, tuple[int, ...]]] = {
+    "nature": (nature, True, (512,)),
+    "nips": (nips, True, (256,)),
+    "snake": (snake, True, (512,)),
+    "cells": (cells, True, (128,)),
+    "mlp": (MLP, False, (64, 64)),
+}
+
+
+def make_torso(name: str, spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    maker, images, default = TORSOS[name]
+    if images != spec.is_image:
+        kind, fitting = ("images", "nature, nips, cells") if spec.is_image else ("vectors", "mlp")
+        raise UsageError(f"network.torso = {name!r} does not fit {spec.id}, which shows {kind}: choose one of {fitting}")
+    hidden = tuple(hidden) or default
+    if images and len(hidden) != 1:
+        raise UsageError(f"network.hidden = {list(hidden)} does not fit {name!r}: it has one hidden layer, give one size")
+    return maker(spec, hidden)

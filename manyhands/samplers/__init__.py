@@ -1,0 +1,1 @@
+"""Samplers: env groups and a policy in, rollouts out."""

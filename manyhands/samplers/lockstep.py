@@ -1,0 +1,252 @@
+"""Samples T slots of all simulators, then hands over a rollout. Serial, batched and alternating are one loop over groups:
+
+serial        one group per simulator, each answered before the next is asked
+batched       one group: all simulators step together, then all are served in one batch
+alternating   two groups: one steps while the other is served
+
+Frames are written once, on the learner's device, and stacked where they are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.maths import random
+from manyhands.maths.stacking import stacked
+from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.types import EnvGroup, Policy, Rollout, Step
+
+
+class LockstepSampler:
+    """Between rollouts no send is in flight; that is when state() may be called."""
+
+    def __init__(
+        self,
+        groups: Sequence[EnvGroup],
+        horizon: int,
+        gamma: float,
+        seed: int,
+        device: torch.device,
+        reward_clip: float = 0.0,
+        life_loss: bool = False,
+        decorrelate_steps: int = 0,
+        overlap: bool = True,
+    ) -> None:
+        self.groups = list(groups)
+        self.spec = groups[0].spec
+        self.num_envs = sum(group.num_envs for group in groups)
+        edges = np.cumsum([0, *(group.num_envs for group in groups)]).tolist()
+        self._columns = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        self._horizon = horizon
+        self._gamma = gamma
+        self._seed = seed
+        self._device = device
+        self._reward_clip = reward_clip
+        self._life_loss = life_loss
+        self._decorrelate_steps = decorrelate_steps
+        self._overlap = overlap
+        self._history = self.spec.stack - 1
+        self.epsilon = torch.zeros(self.num_envs, device=device)  # the share of random actions of each simulator
+        self.seconds = {"simulate": 0.0, "act": 0.0}
+        self._simulators = torch.arange(self.num_envs, device=device)
+        self._slot = 0  # slots since the run began, the same for all simulators
+        self._life = 0  # how often the simulators were started anew by a resume
+        self._tracker = EpisodeTracker(self.num_envs)
+        self._buffers = [_Buffer(self, groups[0]) for _ in range(2)]
+        self._started = False
+
+    def run(self, policy: Policy) -> Iterator[Rollout | None]:
+        if not self._started:
+            self._start()
+        while True:
+            buffer = self._buffers.pop(0)
+            buffer.begin(self._buffers[0])
+            self._buffers.append(buffer)
+            slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
+            noise = random.uniform(self._seed, random.ACT, self._simulators.unsqueeze(0), slots, 2)  # [T, B, 2]
+            for t in range(self._horizon):
+                for group, columns in zip(self.groups, self._columns, strict=True):
+                    if t and self._overlap:
+                        self._receive(group, columns, buffer, t - 1)
+                    self._act(policy, group, columns, buffer, t, noise[t, columns])
+                    yield None
+                    if not self._overlap:
+                        self._receive(group, columns, buffer, t)
+            if self._overlap:
+                for group, columns in zip(self.groups, self._columns, strict=True):
+                    self._receive(group, columns, buffer, self._horizon - 1)
+            self._slot += self._horizon
+            yield self._finish(buffer, policy.version)
+
+    def _act(
+        self, policy: Policy, group: EnvGroup, columns: slice, buffer: _Buffer, t: int, noise: Tensor
+    ) -> None:
+        begin = time.perf_counter()
+        rows = (self._history + t) * self.num_envs + self._simulators[columns]
+        obs = stacked(buffer.obs, buffer.first, rows, self.spec.stack)
+        action, extras = policy.act(obs, self.epsilon[columns], noise)
+        buffer.put_actions(t, columns, action, extras)
+        answer: Any = action if buffer.side.type == "cuda" else action.cpu().numpy()
+        served = time.perf_counter()
+        group.send(answer)
+        self.seconds["act"] += served - begin
+        self.seconds["simulate"] += time.perf_counter() - served
+
+    def _receive(self, group: EnvGroup, columns: slice, buffer: _Buffer, t: int) -> None:
+        begin = time.perf_counter()
+        step = group.recv()
+        buffer.put_step(t, columns, step)
+        self.seconds["simulate"] += time.perf_counter() - begin
+
+    def _finish(self, buffer: _Buffer, version: int) -> Rollout:
+        reset = buffer.first_side[self._history + 1 :]  # [T, B] the slot only reset
+        ended = buffer.terminated | buffer.truncated
+        over = buffer.terminated | buffer.life_lost if self._life_loss else buffer.terminated
+        cut = ended | over | reset
+        cut[:-1] |= reset[1:]  # whatever came before a reset ended there, also where a simulator was lost
+        reward = buffer.reward.clamp(-self._reward_clip, self._reward_clip) if self._reward_clip else buffer.reward
+        episodes = self._tracker.update(
+            *(x.cpu().numpy() for x in (buffer.reward, ended, reset)),
+        )
+        side = {
+            "reward": reward.clone(),
+            "discount": self._gamma * (~(over | reset)).float(),
+            "cut": cut,
+            "weight": (~reset).float(),
+        }
+        return Rollout(
+            obs=buffer.obs,
+            first=buffer.first,
+            action=buffer.action,
+            **{name: x.to(self._device) for name, x in side.items()},
+            extras=dict(buffer.extras),
+            version=torch.full_like(buffer.action, version),
+            steps=int(reset.numel() - reset.sum()),
+            stack=self.spec.stack,
+            episodes=episodes,
+        )
+
+    def _start(self) -> None:
+        """Reset every simulator by its own seed, then let each play a random number of random steps."""
+        current = self._buffers[-1]
+        for group, columns in zip(self.groups, self._columns, strict=True):
+            ids = range(columns.start, columns.stop)
+            step = group.reset([random.env_seed(self._seed, random.ENV, i, self._life) for i in ids])
+            if self._decorrelate_steps:
+                step = self._decorrelate(group, self._simulators[columns].cpu(), step)
+            current.put_start(columns, step)
+        if self._decorrelate_steps:
+            self._tracker.forget()
+        self._started = True
+
+    def _decorrelate(self, group: EnvGroup, simulators: Tensor, step: Step) -> Step:
+        most = self._decorrelate_steps
+        u = random.uniform(self._seed, random.DECORRELATE, simulators, torch.tensor(self._life), 1).squeeze(-1)
+        start = most - (u * (most + 1)).long()  # the slot at which each simulator's game begins
+        noise = random.uniform(self._seed, random.DECORRELATE, simulators, torch.tensor(self._life + 1), most)
+        for t in range(most):
+            if bool((start == t).any()):
+                group.restart((start == t).numpy())
+            group.send((noise[:, t] * self.spec.actions).long().numpy())
+            step = group.recv()
+        return group.restart((start == most).numpy()) if bool((start == most).any()) else step
+
+    def state(self, mid_rollout: bool = False) -> dict:
+        """In the middle of a rollout there is no consistent state: the simulators will start new episodes."""
+        groups = [None if mid_rollout else group.state() for group in self.groups]
+        common = {"slot": self._slot, "life": self._life}
+        if any(state is None for state in groups):
+            return {**common, "continues": False}
+        return {
+            **common,
+            "continues": True,
+            "groups": {str(i): state for i, state in enumerate(groups)},
+            "tracker": self._tracker.state(),
+            "tail": self._buffers[-1].tail(),
+        }
+
+    def load(self, state: dict) -> None:
+        self._slot = state["slot"]
+        if not state["continues"]:
+            self._life = state["life"] + 1  # new episodes, from other seeds
+            return
+        self._life = state["life"]
+        for i, group in enumerate(self.groups):
+            group.load(state["groups"][str(i)])
+        self._tracker.load(state["tracker"])
+        self._buffers[-1].load_tail(state["tail"])
+        self._started = True
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+
+
+class _Buffer:
+    """A rollout being filled. Frames live on the learner's device, rewards and flags on the simulators' side."""
+
+    def __init__(self, sampler: LockstepSampler, group: EnvGroup) -> None:
+        T, B, H = sampler._horizon, sampler.num_envs, sampler._history
+        spec, device = sampler.spec, sampler._device
+        self.side = torch.device(getattr(group, "device", "cpu"))
+        self._history, self._horizon = H, T
+        self.obs = torch.zeros(H + T + 1, B, *spec.frame, dtype=getattr(torch, spec.dtype), device=device)
+        self.first = torch.zeros(H + T + 1, B, dtype=torch.bool, device=device)
+        self.first_side = self.first if self.side == device else torch.zeros_like(self.first, device=self.side)
+        self.action = torch.zeros(T, B, dtype=torch.int64, device=device)
+        self.reward = torch.zeros(T, B, device=self.side)
+        self.terminated, self.truncated, self.life_lost = torch.zeros(3, T, B, dtype=torch.bool, device=self.side)
+        self.extras: dict[str, Tensor] = {}
+
+    def begin(self, previous: _Buffer) -> None:
+        """Start with the last frames of the previous rollout."""
+        self.load_tail(previous.tail())
+
+    def tail(self) -> dict[str, Tensor]:
+        keep = self._history + 1
+        return {"obs": self.obs[-keep:], "first": self.first[-keep:]}
+
+    def load_tail(self, tail: dict[str, Tensor]) -> None:
+        """As this rollout's beginning and, so that the next begin() finds it, as its end."""
+        keep = self._history + 1
+        for where in (slice(0, keep), slice(-keep, None)):
+            self.obs[where].copy_(tail["obs"])
+            self.first[where].copy_(tail["first"])
+            self.first_side[where].copy_(tail["first"])
+
+    def put_start(self, columns: slice, step: Step) -> None:
+        self._put(self.obs, -1, columns, step.obs)
+        for first in {id(f): f for f in (self.first, self.first_side)}.values():
+            first[-1, columns] = True
+
+    def put_actions(self, t: int, columns: slice, action: Tensor, extras: dict[str, Tensor]) -> None:
+        self.action[t, columns] = action
+        for name, value in extras.items():
+            if name not in self.extras:
+                shape = (*self.action.shape, *value.shape[1:])
+                self.extras[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            self.extras[name][t, columns] = value
+
+    def put_step(self, t: int, columns: slice, step: Step) -> None:
+        at = self._history + t + 1
+        self._put(self.obs, at, columns, step.obs)
+        self._put(self.first, at, columns, step.first)
+        if self.first_side is not self.first:
+            self._put(self.first_side, at, columns, step.first)
+        self._put(self.reward, t, columns, step.reward)
+        self._put(self.terminated, t, columns, step.terminated)
+        self._put(self.truncated, t, columns, step.truncated)
+        self._put(self.life_lost, t, columns, step.life_lost)
+
+    @staticmethod
+    def _put(target: Tensor, at: int, columns: slice, value: Any) -> None:
+        if target.device.type == "cpu":
+            target.numpy()[at, columns] = value  # a tenth of what a torch assignment costs
+        else:
+            target[at, columns] = torch.as_tensor(value).to(target.device, non_blocking=True)

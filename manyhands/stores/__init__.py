@@ -1,0 +1,1 @@
+"""Stores: where parameters and optimiser state live, and the rules that update them."""

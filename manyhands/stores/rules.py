@@ -1,0 +1,108 @@
+"""Update rules: settings that make a torch optimiser over one flat vector (or a slice of it).
+
+What torch.optim has is used as it is; what it lacks is written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from manyhands.maths import schedules
+from manyhands.types import UsageError
+
+
+@dataclass(frozen=True)
+class Rule:
+    learning_rate: float = 2.5e-4
+    """Step size, before scaling and annealing."""
+    anneal: Literal["none", "linear"] = "none"
+    """linear: the learning rate falls to zero over total_steps."""
+    scaling: Literal["none", "sqrt", "linear"] = "none"
+    """How the learning rate grows with the batch, relative to reference_batch."""
+    reference_batch: int = 0
+    """Samples an update for which learning_rate was found (scaling other than none needs it)."""
+    max_grad_norm: float = 0.0
+    """Clip the gradient's global norm; 0 leaves it alone."""
+
+    def __post_init__(self) -> None:
+        if self.learning_rate < 0:
+            raise UsageError(f"rule.learning_rate = {self.learning_rate} is negative: give a positive number")
+        if self.scaling != "none" and self.reference_batch < 1:
+            raise UsageError(f"rule.scaling = {self.scaling!r} needs rule.reference_batch, the batch the rate was found for")
+
+    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+        raise TypeError("choose a concrete rule")
+
+    def rate(self, batch: int, progress: float) -> float:
+        rate = self.learning_rate
+        if self.scaling != "none":
+            rate = schedules.scaled_rate(rate, self.scaling, batch, self.reference_batch)
+        return schedules.linear(rate, 0.0, progress) if self.anneal == "linear" else rate
+
+
+@dataclass(frozen=True)
+class Adam(Rule):
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-5
+
+    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+        return torch.optim.Adam([parameters], betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+
+
+@dataclass(frozen=True)
+class RMSProp(Rule):
+    decay: float = 0.99
+    epsilon: float = 1e-5
+    epsilon_inside: bool = False
+    """Divide by √(r + ε), as the papers and TensorFlow do, instead of √r + ε, as torch does."""
+    initial_square: float = 0.0
+    """Where the running mean of squares r starts (TensorFlow: 1). Only with epsilon_inside."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.initial_square and not self.epsilon_inside:
+            raise UsageError("rule.initial_square needs rule.epsilon_inside = true: torch's own RMSProp starts at 0")
+
+    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+        if self.epsilon_inside:
+            return RootRMSProp([parameters], self.decay, self.epsilon, self.initial_square)
+        return torch.optim.RMSprop([parameters], alpha=self.decay, eps=self.epsilon, foreach=False)
+
+
+class RootRMSProp(torch.optim.Optimizer):
+    """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
+
+    def __init__(self, parameters: list[Tensor], decay: float, epsilon: float, initial_square: float) -> None:
+        defaults = {"lr": 0.0, "decay": decay, "epsilon": epsilon, "initial_square": initial_square}
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["square_avg"] = torch.full_like(parameter, group["initial_square"])
+                square = state["square_avg"]
+                square.mul_(group["decay"]).addcmul_(parameter.grad, parameter.grad, value=1 - group["decay"])
+                parameter.addcdiv_(parameter.grad, (square + group["epsilon"]).sqrt_(), value=-group["lr"])
+
+
+def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+    """The tensors behind a rule over one vector: moments, step counts."""
+    (parameter,) = optimiser.param_groups[0]["params"]
+    return dict(optimiser.state[parameter])
+
+
+def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    (parameter,) = optimiser.param_groups[0]["params"]
+    device = parameter.device
+    optimiser.state[parameter] = {
+        name: value.to(device).clone() if value.dim() else value.clone() for name, value in state.items()
+    }

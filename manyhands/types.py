@@ -1,0 +1,219 @@
+"""The words of manyhands and the shapes that travel between its parts. Imports nothing of ours, and no torch at run time.
+
+step      one decision of one simulator (a reset is not a decision)
+frame     one frame of the emulator: an Atari step is four of them
+slot      one row of a rollout: a step, or the reset that a simulator needed instead of one
+update    one application of a gradient to the central parameters
+version   how many updates those parameters have seen
+episode   from a real reset to a real end; a lost life ends nothing but, where a recipe says so, a learning return
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+    Array = np.ndarray | Tensor
+
+
+class UsageError(Exception):
+    """Wrong input. The command line prints its one line and exits with 2, before anything was started."""
+
+
+class RunError(Exception):
+    """Something broke while running and cannot be mended. The command line prints it and exits with 1."""
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a simulator shows and takes. `frame` is one observation; the network sees `stack` of them, joined along axis 0."""
+
+    id: str
+    frame: tuple[int, ...]
+    dtype: str  # "uint8" (images, channels first) or "float32" (vectors)
+    stack: int
+    actions: int
+    frames_per_step: int = 1
+
+    @property
+    def obs(self) -> tuple[int, ...]:
+        return (self.stack * self.frame[0], *self.frame[1:])
+
+    @property
+    def is_image(self) -> bool:
+        return len(self.frame) == 3
+
+
+@dataclass(frozen=True)
+class Step:
+    """What B simulators answered. The arrays may be overwritten by the next `send`."""
+
+    obs: Array  # [B, *frame] newest frame; after an end it is the episode's true last one
+    reward: Array  # [B] raw
+    terminated: Array  # [B] the game is over
+    truncated: Array  # [B] stopped from outside: the return goes on without us
+    life_lost: Array  # [B]
+    first: Array  # [B] this slot only reset: obs begins a new episode, the action was ignored
+
+
+class EnvGroup(Protocol):
+    """A batch of simulators stepped asynchronously. After an end, the next slot is the reset, for every kind of simulator."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seeds: list[int]) -> Step: ...
+    def send(self, actions: Array) -> None: ...
+    def recv(self) -> Step: ...
+    def restart(self, which: Array) -> Step:
+        """Begin a new episode in the marked simulators only. Not while a send is pending."""
+        ...
+
+    def screen(self, index: int) -> np.ndarray:
+        """What a person would see, [H, W, 3]."""
+        ...
+
+    def state(self) -> dict | None:
+        """Everything needed to go on mid-episode, or None where the simulator cannot say."""
+        ...
+
+    def load(self, state: dict) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T slots of B simulators, time first. obs and first carry H = stack - 1 earlier slots, so that stacks can be assembled."""
+
+    obs: Tensor  # [H+T+1, B, *frame]
+    first: Tensor  # [H+T+1, B] a real reset: the stack restarts here (a life loss cuts, but the stack goes on)
+    action: Tensor  # [T, B]
+    reward: Tensor  # [T, B] as learned from (clipped where the recipe says so)
+    discount: Tensor  # [T, B] gamma, 0 where terminated
+    cut: Tensor  # [T, B] terminated or truncated: nothing may span it
+    weight: Tensor  # [T, B] 0 on a slot that only reset
+    extras: dict[str, Tensor]  # from act(): log-probability, value
+    version: Tensor  # [T, B] parameters that acted
+    steps: int  # decisions among the T * B slots
+    stack: int
+    episodes: list[Episode] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Episode:
+    raw_return: float
+    steps: int
+    simulator: int
+
+
+@dataclass(frozen=True)
+class PolicyBatch:
+    """What a policy gradient learns from. Weights are 0 on slots that only reset."""
+
+    obs: Tensor  # [N, *obs]
+    action: Tensor  # [N]
+    log_prob: Tensor  # [N] when it acted
+    value: Tensor  # [N] when it acted
+    advantage: Tensor  # [N]
+    value_target: Tensor  # [N]
+    weight: Tensor  # [N]
+
+
+@dataclass(frozen=True)
+class Loss:
+    value: Tensor  # a scalar to differentiate
+    metrics: dict[str, Tensor]  # scalars, detached
+
+
+class Algorithm(Protocol):
+    """Pure maths. Knows nothing of processes, devices and optimisers."""
+
+    @property
+    def gamma(self) -> float: ...
+    def head(self, features: int, actions: int) -> nn.Module: ...
+    def act(self, net: nn.Module, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """epsilon [B]; noise U(0,1) [B, 2], drawn per (seed, simulator, slot)."""
+        ...
+
+    def greedy(self, net: nn.Module, obs: Tensor) -> Tensor: ...
+    def prepare(self, net: nn.Module, rollout: Rollout) -> PolicyBatch:
+        """Returns and advantages. obs is left empty: the memory stacks frames where they are used."""
+        ...
+
+    def loss(self, net: nn.Module, target: nn.Module | None, batch: Any, progress: float) -> Loss: ...
+
+
+class Policy(Protocol):
+    """What the sampler asks for actions."""
+
+    version: int
+
+    def act(self, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+class Stateful(Protocol):
+    def state(self) -> dict: ...
+    def load(self, state: dict) -> None: ...
+
+
+class Sampler(Protocol):
+    spec: EnvSpec
+
+    def state(self, mid_rollout: bool = False) -> dict: ...
+    def load(self, state: dict) -> None: ...
+    def run(self, policy: Policy) -> Iterator[Rollout | None]:
+        """Yields None after each send (the simulators are busy, use the time) and a Rollout when one is full.
+
+        A rollout's tensors stay valid until the next but one is yielded.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Memory(Stateful, Protocol):
+    def add(self, rollout: Rollout) -> None: ...
+    def next(self) -> Any | None:
+        """One batch that the data has paid for, or None when nothing is owed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The run's global counters. Schedules, target periods and epsilon run on them and name their unit."""
+
+    updates: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class GradientInfo:
+    """What a gradient says about itself."""
+
+    version: int
+    samples: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    clock: Clock
+    applied: bool
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Store(Stateful, Protocol):
+    """Where parameters and optimiser state live; bound to the model's flat parameters and gradient."""
+
+    def refresh(self, new_steps: int = 0) -> Clock:
+        """Report steps taken, fetch the newest parameters."""
+        ...
+
+    def step(self, info: GradientInfo) -> Receipt:
+        """Apply the flat gradient; afterwards the flat vector is what the next gradient uses."""
+        ...
