@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
+
 if TYPE_CHECKING:
     from manyhands.api import open_run, resume, train
     from manyhands.config import Recipe, load_recipe
@@ -35,6 +37,9 @@ _HOMES = {
     "UsageError": "types",
 }
 __all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+gymnasium.register("manyhands/Snake-v0", entry_point="manyhands.envs.snake:GymnasiumSnake")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,9 @@ import torch
 
 from manyhands.build import Custom, cores, make_learner
 from manyhands.config import Recipe
+from manyhands.learner import Learner
 from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.types import Rollout
 
 
 def machine() -> dict[str, Any]:
@@ -24,35 +26,43 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": cores(), "gpu": gpu, "torch": torch.__version__, "python": platform.python_version()}
 
 
+def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
+    """Steps and seconds of training after one rollout of warm-up, and the last rollout."""
+    rollouts = (item for item in learner.run() if item is not None)
+    next(rollouts)
+    _synchronise()
+    learner.reset_timers()
+    steps, begin = 0, time.perf_counter()
+    for rollout in rollouts:
+        steps += rollout.steps
+        _synchronise()
+        total = time.perf_counter() - begin
+        if total >= seconds:
+            break
+    return steps, total, rollout
+
+
+def train_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
+    """Steps per second of the whole training loop."""
+    learner = make_learner(recipe, custom)
+    try:
+        steps, total, _ = _timed(learner, seconds)
+    finally:
+        learner.close()
+    return steps / total
+
+
 def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
     """Trains for a while, then lets the same simulators replay the actions of the last rollout, resets included."""
     learner = make_learner(recipe, custom)
     sampler = learner.sampler
     assert isinstance(sampler, LockstepSampler)
     try:
-        rollouts = learner.run()
-        for item in rollouts:  # the first rollout warms caches and allocators up
-            if item is not None:
-                break
-        _synchronise()
-        for name in sampler.seconds:
-            sampler.seconds[name] = 0.0
-        learner.learn_seconds = 0.0
-        steps, last = 0, None
-        begin = time.perf_counter()
-        for item in rollouts:
-            if item is None:
-                continue
-            steps, last = steps + item.steps, item
-            _synchronise()
-            if time.perf_counter() - begin >= seconds:
-                break
-        total = time.perf_counter() - begin
-        assert last is not None
+        steps, total, last = _timed(learner, seconds)
+        split = {**sampler.seconds, "learn": learner.learn_seconds}
         alone = _simulators_alone(sampler, last.action.cpu(), min(seconds, 10.0))
     finally:
         learner.close()
-    split = {**sampler.seconds, "learn": learner.learn_seconds}
     split["other"] = max(total - sum(split.values()), 0.0)
     rate = steps / total
     return {

@@ -71,6 +71,10 @@ class Learner:
         self.store.load(state["store"])
         self.sums.load(state["sums"])
 
+    def reset_timers(self) -> None:
+        self.learn_seconds = 0.0
+        self.sampler.seconds.update(dict.fromkeys(self.sampler.seconds, 0.0))
+
     def close(self) -> None:
         self.sampler.close()
 

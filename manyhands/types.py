@@ -163,6 +163,7 @@ class Stateful(Protocol):
 
 class Sampler(Protocol):
     spec: EnvSpec
+    seconds: dict[str, float]  # where its time went
 
     def state(self, mid_rollout: bool = False) -> dict: ...
     def load(self, state: dict) -> None: ...

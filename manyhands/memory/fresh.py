@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -32,15 +32,16 @@ class FreshMemory:
         return next(self._batches, None)
 
     def _split(self, rollout: Rollout, whole: PolicyBatch, number: int) -> Iterator[PolicyBatch]:
+        whole = replace(whole, obs=_stack_all(rollout))
         n = len(whole.action)
-        device = whole.action.device
         for epoch in range(self._epochs):
             if self._minibatches == 1:
-                yield _take(rollout, whole, torch.arange(n, device=device))
+                yield whole
                 continue
-            order = random.permutation(n, self._seed, random.SHUFFLE, number, epoch, device=device)
+            order = random.permutation(n, self._seed, random.SHUFFLE, number, epoch, device=whole.action.device)
             for rows in order.tensor_split(self._minibatches):
-                yield _take(rollout, whole, rows)
+                picked = {f.name: getattr(whole, f.name).index_select(0, rows) for f in fields(whole) if f.name != "obs"}
+                yield replace(whole, obs=_rows(whole.obs, rows), **picked)
 
     def state(self) -> dict:
         return {"rollouts": self._rollouts}
@@ -49,11 +50,17 @@ class FreshMemory:
         self._rollouts = state["rollouts"]
 
 
-def _take(rollout: Rollout, whole: PolicyBatch, rows: Tensor) -> PolicyBatch:
-    columns = rollout.action.shape[1]
-    slots = rows + (rollout.stack - 1) * columns  # obs begins stack - 1 slots earlier
-    picked = {
-        name: getattr(whole, name)[rows]
-        for name in ("action", "log_prob", "value", "advantage", "value_target", "weight")
-    }
-    return replace(whole, obs=stacked(rollout.obs, rollout.first, slots, rollout.stack), **picked)
+def _stack_all(rollout: Rollout) -> Tensor:
+    """Every slot's stack, once for all epochs; images in the layout that the convolutions read."""
+    T, B = rollout.action.shape
+    begin = (rollout.stack - 1) * B  # obs starts stack - 1 slots before the first action
+    rows = torch.arange(begin, begin + T * B, device=rollout.obs.device)
+    obs = stacked(rollout.obs, rollout.first, rows, rollout.stack)
+    return obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs
+
+
+def _rows(obs: Tensor, rows: Tensor) -> Tensor:
+    if obs.dim() != 4:
+        return obs.index_select(0, rows)
+    # index_select copies whole rows of a contiguous tensor: go through the memory order.
+    return obs.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)

@@ -40,14 +40,16 @@ def feature_count(torso: nn.Module, spec: EnvSpec) -> int:
 
 
 def initialise_orthogonal(net: nn.Module) -> None:
-    """Orthogonal weights with gain √2, zero biases; a head may name other gains for its layers."""
+    """Orthogonal weights with gain √2, zero biases; a head may name other gains, a layer may start in its own way."""
     gains: dict[nn.Module, float] = {}
     for module in net.modules():
         own = getattr(module, "orthogonal_gains", None)
         if own is not None:
             gains.update(own())
     for module in net.modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
+        if hasattr(module, "initialise"):
+            module.initialise()
+        elif isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(module.weight, gains.get(module, 2**0.5))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)

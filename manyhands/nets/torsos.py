@@ -21,6 +21,23 @@ class PixelConv(nn.Conv2d):
         return F.conv2d(x, self.weight / 255, self.bias, self.stride, self.padding)
 
 
+class LevelConv(PixelConv):
+    """A first layer for screens drawn in a few grey levels: each channel starts as a hinge at its own level of one frame.
+
+    Levels such as 200 and 255 look alike to ordinary initial weights with zero biases; here they differ from the start.
+    """
+
+    def initialise(self) -> None:
+        per_frame = self.out_channels // self.in_channels
+        area = self.kernel_size[0] * self.kernel_size[1]
+        with torch.no_grad():
+            self.weight.zero_()
+            for channel in range(self.out_channels):
+                self.weight[channel, channel % self.in_channels] = 4.0 / area
+                level = (channel // self.in_channels) / max(per_frame, 1)
+                self.bias[channel] = -4.0 * level  # type: ignore[index]
+
+
 class ConvTorso(nn.Module):
     """Convolutions given as (channels, kernel, stride), ReLU after each, then one fully connected layer."""
 
@@ -32,12 +49,13 @@ class ConvTorso(nn.Module):
         first_padding: int = 0,
         later_padding: int = 0,
         pool: bool = False,
+        first: type[PixelConv] = PixelConv,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         channels, padding = spec.obs[0], first_padding
         for i, (out, kernel, stride) in enumerate(convs):
-            layers.append((PixelConv if i == 0 else nn.Conv2d)(channels, out, kernel, stride, padding))
+            layers.append((first if i == 0 else nn.Conv2d)(channels, out, kernel, stride, padding))
             layers.append(nn.ReLU(inplace=True))
             if pool:
                 layers.append(nn.MaxPool2d(2))
@@ -81,8 +99,8 @@ def snake(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
 
 
 def cells(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
-    """For boards drawn with two pixels a cell: one stride-two convolution sees cells, the next their neighbours."""
-    return ConvTorso(spec, [(32, 4, 2), (32, 3, 1), (32, 3, 1)], *hidden, first_padding=1, later_padding=-1)
+    """Small and quick, for boards drawn with two pixels a cell: the first layer sees cells, the second their neighbours."""
+    return ConvTorso(spec, [(16, 2, 2), (32, 3, 2)], *hidden, later_padding=-1, first=LevelConv)
 
 
 class MLP(nn.Module):
@@ -107,7 +125,7 @@ TORSOS: dict[str, tuple[Callable[[EnvSpec, Sequence[int]], nn.Module], bool, tup
     "nature": (nature, True, (512,)),
     "nips": (nips, True, (256,)),
     "snake": (snake, True, (512,)),
-    "cells": (cells, True, (128,)),
+    "cells": (cells, True, (256,)),
     "mlp": (MLP, False, (64, 64)),
 }
 

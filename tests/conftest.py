@@ -1,0 +1,62 @@
+"""Small environments with known answers, and helpers shared by the tests."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+class Corridor(gymnasium.Env):
+    """Walks 0, 1, 2 … whatever the action; reward t+1 at step t; ends as told. Observation: [position, episode]."""
+
+    def __init__(self, length: int = 3, end: str = "terminated") -> None:
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._length, self._end = length, end
+        self._episode, self._position = -1, 0
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self._position, self._episode], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._position, self._episode = 0, self._episode + 1
+        return self._obs(), {}
+
+    def step(self, action):
+        self._position += 1
+        over = self._position == self._length
+        return (
+            self._obs(), float(self._position), over and self._end == "terminated", over and self._end == "truncated", {},
+        )  # fmt: skip
+
+    def get_state(self) -> dict:
+        return {"position": self._position, "episode": self._episode}
+
+    def set_state(self, state: dict) -> None:
+        self._position, self._episode = state["position"], state["episode"]
+
+
+class FixedPolicy:
+    """Acts by a rule on the observation; its value of a state is 10 * position + episode."""
+
+    version = 7
+
+    def __init__(self, actions: int = 2) -> None:
+        self.actions = actions
+        self.batches: list[int] = []
+
+    def act(self, obs, epsilon, noise):
+        self.batches.append(len(obs))
+        action = (noise[:, 0] * self.actions).long()
+        value = obs.flatten(1).float()[:, 0] * 10 + obs.flatten(1).float()[:, 1]
+        return action, {"value": value, "log_prob": torch.zeros(len(obs))}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"

@@ -1,0 +1,171 @@
+"""Rollouts of scripted environments whose returns are known, and the equality of serial, batched and alternating."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from manyhands.algos.actor_critic import ActorCritic
+from manyhands.envs.gym import GymEnv
+from manyhands.envs.snake import SnakeEnv, SnakeGroup
+from manyhands.maths.stacking import stacked
+from manyhands.samplers.lockstep import LockstepSampler
+from tests.conftest import Corridor, FixedPolicy
+
+CPU = torch.device("cpu")
+
+
+def corridors(sizes, length, end):
+    return [GymEnv(id="custom").make(n, factory=lambda: Corridor(length, end)) for n in sizes]
+
+
+def rollouts(sampler, policy, count):
+    result = []
+    for item in sampler.run(policy):
+        if item is not None:
+            result.append(copy.deepcopy(item))  # its buffers are used again
+            if len(result) == count:
+                return result
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_a_rollout_by_hand(end):
+    """Episodes of two steps with rewards 1, 2, then a slot that only resets."""
+    sampler = LockstepSampler(corridors([1], 2, end), horizon=6, gamma=0.5, seed=0, device=CPU)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    assert r.obs[:, 0, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert r.first[:, 0].tolist() == [True, False, False, True, False, False, True]
+    assert r.reward[:, 0].tolist() == [1, 2, 0, 1, 2, 0]
+    assert r.weight[:, 0].tolist() == [1, 1, 0, 1, 1, 0]
+    assert r.cut[:, 0].tolist() == [False, True, True, False, True, True]
+    last = 0.0 if end == "terminated" else 0.5
+    assert r.discount[:, 0].tolist() == [0.5, last, 0.0, 0.5, last, 0.0]
+    assert r.steps == 4 and [e.raw_return for e in r.episodes] == [3.0, 3.0] and r.episodes[0].steps == 2
+    assert r.version.unique().tolist() == [7]
+
+
+class OneValue(torch.nn.Module):
+    """The policy's own value of a state, as FixedPolicy says it."""
+
+    def forward(self, obs):
+        return torch.zeros(len(obs), 2), obs[:, 0] * 10 + obs[:, 1]
+
+
+@pytest.mark.parametrize(("end", "expected"), [("terminated", [2.0, 2.0]), ("truncated", [7.0, 12.0])])
+def test_returns_at_an_end_by_hand(end, expected):
+    """A truncated episode bootstraps from its true last observation (value 20), a terminated one from nothing."""
+    sampler = LockstepSampler(corridors([1], 2, end), horizon=3, gamma=0.5, seed=0, device=CPU)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    batch = ActorCritic(gamma=0.5).prepare(OneValue(), r)
+    # terminated: R1 = 2, R0 = 1 + 0.5*2 = 2; truncated: R1 = 2 + 0.5*20 = 12, R0 = 1 + 0.5*12 = 7
+    assert batch.value_target[:2].tolist() == expected
+    assert batch.weight.tolist() == [1, 1, 0]
+
+
+def test_the_rollouts_end_bootstraps_and_the_next_goes_on():
+    sampler = LockstepSampler(corridors([1], 50, "terminated"), horizon=2, gamma=0.5, seed=0, device=CPU)
+    one, two = rollouts(sampler, FixedPolicy(), 2)
+    batch = ActorCritic(gamma=0.5).prepare(OneValue(), one)
+    # R1 = 2 + 0.5 * V(position 2) = 2 + 10, R0 = 1 + 0.5 * 12
+    assert batch.value_target.tolist() == [7.0, 12.0]
+    assert two.obs[:, 0, 0].tolist() == [2, 3, 4]
+
+
+def snake_sampler(sizes, overlap=True, decorrelate=0, **options):
+    groups = [SnakeGroup(SnakeEnv(board=5, patience=20, stack=3), n) for n in sizes]
+    return LockstepSampler(groups, 16, 0.99, 3, CPU, overlap=overlap, decorrelate_steps=decorrelate, **options)
+
+
+@pytest.mark.parametrize(("sizes", "overlap"), [([1] * 5, False), ([3, 2], True), ([1] * 5, True)])
+@pytest.mark.parametrize("decorrelate", [0, 9])
+def test_serial_and_alternating_equal_batched(sizes, overlap, decorrelate):
+    reference = rollouts(snake_sampler([5], decorrelate=decorrelate), FixedPolicy(4), 3)
+    other = rollouts(snake_sampler(sizes, overlap, decorrelate), FixedPolicy(4), 3)
+    for a, b in zip(reference, other, strict=True):
+        for name in ("obs", "first", "action", "reward", "discount", "cut", "weight", "version"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+        assert torch.equal(a.extras["value"], b.extras["value"])
+        key = lambda e: (e.simulator, e.steps, e.raw_return)  # noqa: E731
+        assert sorted(a.episodes, key=key) == sorted(b.episodes, key=key)
+
+
+def test_stacks_seen_by_the_policy_restart_with_episodes():
+    seen = []
+
+    class Watching(FixedPolicy):
+        def act(self, obs, epsilon, noise):
+            seen.append(obs.clone())
+            return super().act(obs, epsilon, noise)
+
+    results = rollouts(snake_sampler([4]), Watching(4), 3)
+    for i, r in enumerate(results):
+        for t in range(16):
+            assert torch.equal(stacked(r.obs, r.first, (t + 2) * 4 + torch.arange(4), 3), seen[16 * i + t])
+    fresh = torch.stack([results[2].first[t + 2] for t in range(16)])
+    assert fresh.any()
+    for t, b in fresh.nonzero().tolist():
+        assert seen[32 + t][b, :2].sum() == 0 and seen[32 + t][b, 2].sum() > 0
+
+
+def test_clipped_for_learning_reported_raw():
+    sampler = LockstepSampler(corridors([2], 3, "terminated"), 4, 0.9, 0, CPU, reward_clip=1.0)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    assert r.reward.max() == 1.0 and [e.raw_return for e in r.episodes] == [6.0, 6.0]
+
+
+def test_a_lost_life_cuts_without_a_reset():
+    (group,) = corridors([1], 50, "terminated")
+    receive = group.recv
+
+    def recv():
+        step = receive()
+        step.life_lost[:] = step.obs[:, 0] == 2
+        return step
+
+    group.recv = recv
+    sampler = LockstepSampler([group], 4, 0.5, 0, CPU, life_loss=True)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    assert r.cut[:, 0].tolist() == [False, True, False, False]
+    assert r.discount[:, 0].tolist() == [0.5, 0.0, 0.5, 0.5]
+    assert r.weight.sum() == 4 and not r.first[1:].any() and r.episodes == []
+
+
+def test_a_replaced_simulator_cuts_what_came_before():
+    (group,) = corridors([1], 50, "terminated")
+    receive = group.recv
+    calls = iter(range(100))
+
+    def recv():  # as envs.workers answers when a worker was lost in slot 1
+        if next(calls) == 1:
+            return group.restart(np.array([True]))
+        return receive()
+
+    group.recv = recv
+    sampler = LockstepSampler([group], 4, 0.5, 0, CPU)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    assert r.weight[:, 0].tolist() == [1, 0, 1, 1]
+    assert r.cut[:, 0].tolist() == [True, True, False, False]
+    assert r.discount[:, 0].tolist() == [0.5, 0.0, 0.5, 0.5]
+
+
+def test_decorrelation_starts_games_at_different_points():
+    sampler = LockstepSampler(corridors([64], 1000, "terminated"), 1, 0.9, 0, CPU, decorrelate_steps=30)
+    (r,) = rollouts(sampler, FixedPolicy(), 1)
+    positions = r.obs[0, :, 0]
+    assert positions.min() >= 0 and positions.max() <= 30
+    assert len(positions.unique()) > 20 and r.episodes == []
+
+
+def test_state_continues_bit_for_bit():
+    one, two = snake_sampler([3, 2]), snake_sampler([3, 2])
+    policy = FixedPolicy(4)
+    source = (item for item in one.run(policy) if item is not None)
+    for _ in range(3):
+        next(source)
+    state = one.state()
+    two.load(state)
+    for a, b in zip(source, rollouts(two, policy, 3), strict=False):
+        for name in ("obs", "first", "action", "reward", "cut"):
+            assert torch.equal(getattr(a, name), getattr(b, name)), name
+        assert a.episodes == b.episodes
