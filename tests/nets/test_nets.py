@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from manyhands.nets.flat import flatten
+from manyhands.nets.heads import Network, PolicyValue, feature_count, initialise_orthogonal
+from manyhands.nets.torsos import TORSOS, make_torso
+from manyhands.types import EnvSpec, UsageError
+
+ATARI = EnvSpec("atari", (1, 84, 84), "uint8", 4, 6)
+TALL = EnvSpec("tall", (1, 104, 80), "uint8", 4, 6)
+BOARD = EnvSpec("board", (1, 20, 20), "uint8", 2, 4)
+VECTOR = EnvSpec("vector", (4,), "float32", 1, 2)
+
+
+def network(name, spec):
+    torso = make_torso(name, spec, ())
+    return Network(torso, PolicyValue(feature_count(torso, spec), spec.actions))
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "parameters"),
+    [
+        # Counted by hand: kernels + biases of every layer, then 512 (256) features to 6 logits and a value.
+        ("nature", ATARI, 8224 + 32832 + 36928 + (3136 * 512 + 512) + 513 * 7),
+        ("nips", ATARI, 4112 + 8224 + (2592 * 256 + 256) + 257 * 7),
+        ("nips", TALL, 4112 + 8224 + (12 * 9 * 32 * 256 + 256) + 257 * 7),  # output 12×9, as published
+        ("snake", BOARD, (98 * 32 + 32) + (800 * 64 + 64) + (576 * 64 + 64) + (2 * 2 * 64 * 512 + 512) + 513 * 5),
+        ("mlp", VECTOR, (4 * 64 + 64) + (64 * 64 + 64) + 65 * 3),
+    ],
+)
+def test_parameter_counts(name, spec, parameters):
+    assert sum(p.numel() for p in network(name, spec).parameters()) == parameters
+
+
+def test_pixels_are_scaled_to_one():
+    """The first layer on bytes equals an ordinary convolution on bytes / 255."""
+    torso = make_torso("nature", ATARI, ())
+    x = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
+    first = torso.convs[0]
+    expected = torch.nn.functional.conv2d(x.float() / 255, first.weight, first.bias, stride=4)
+    torch.testing.assert_close(first(x), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_wrong_torso_names_the_fitting_ones():
+    with pytest.raises(UsageError, match="mlp"):
+        make_torso("nature", VECTOR, ())
+    with pytest.raises(UsageError, match="nature, nips"):
+        make_torso("mlp", ATARI, ())
+    with pytest.raises(UsageError, match="too deep"):
+        make_torso("nature", EnvSpec("tiny", (1, 20, 20), "uint8", 1, 2), ())
+    with pytest.raises(UsageError, match="one hidden layer"):
+        make_torso("nips", ATARI, (64, 64))
+
+
+@pytest.mark.parametrize("name", list(TORSOS))
+def test_flat_vector_is_the_parameters(name):
+    spec = {"mlp": VECTOR, "snake": BOARD, "cells": BOARD}.get(name, ATARI)
+    net = network(name, spec)
+    initialise_orthogonal(net)
+    before = [p.detach().clone() for p in net.parameters()]
+    x = torch.randint(0, 255, (2, *spec.obs)).to(getattr(torch, spec.dtype))
+    logits, value = net(x)
+    model = flatten(net)
+    for p, old in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+    assert torch.allclose(net(x)[0], logits, atol=1e-5)
+
+    (model.net(x)[0].square().sum() + model.net(x)[1].sum()).backward()
+    norm = sum(p.grad.double().square().sum() for p in net.parameters()).sqrt()
+    assert norm > 0
+    torch.testing.assert_close(model.gradient.double().norm(), norm)  # the views survived backward()
+    model.parameters.add_(1.0)
+    for p, old in zip(net.parameters(), before, strict=True):
+        assert torch.allclose(p, old + 1)
+    assert sum(s.stop - s.start for s in model.named_slices().values()) == model.parameters.numel()
+
+
+def test_a_replica_is_apart():
+    model = flatten(network("mlp", VECTOR))
+    copy = model.replica()
+    assert torch.equal(copy.parameters, model.parameters)
+    model.parameters.zero_()
+    assert copy.parameters.abs().sum() > 0
+    x = torch.randn(3, 4)
+    assert copy.net(x)[0].abs().sum() > 0 and model.net(x)[0].abs().sum() == 0
+
+
+def test_levels_differ_from_the_start():
+    """Body, head and apple of Snake give clearly different features before any learning."""
+    torso = make_torso("cells", BOARD, ())
+    initialise_orthogonal(torso)
+    first = torso.convs[0]
+    levels = torch.stack([torch.full(BOARD.obs, v, dtype=torch.uint8) for v in (200, 230, 255)])
+    features = first(levels).relu()[:, :, 0, 0]
+    assert (features[0] - features[1]).abs().max() > 0.2 and (features[1] - features[2]).abs().max() > 0.2

@@ -1,0 +1,153 @@
+"""The command line as its users meet it: help, typos, wrong values – one line, exit 2, nothing started."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from manyhands import cli
+from manyhands.config import from_dict, load_recipe, recipe_names, to_dict, to_toml
+from manyhands.types import UsageError
+
+
+def manyhands(capsys, *arguments):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(list(arguments))
+    out = capsys.readouterr()
+    return stop.value.code, out.out, out.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needle"),
+    [
+        (["trian", "snake"], "did you mean 'train'"),
+        (["train"], "usage: manyhands train RECIPE"),
+        (["train", "snke"], "did you mean 'snake'"),
+        (["train", "snake", "--sampler.num-env", "4"], "did you mean '--sampler.num-envs'"),
+        (["train", "snake", "--sampler.num-envs", "many"], "--sampler.num-envs"),
+        (["train", "snake", "--sampler.num-envs"], "--sampler.num-envs"),
+        (["train", "snake", "--sampler.num-envs", "0"], "at least 1"),
+        (["train", "snake", "--sampler.kind", "batchd"], "batched"),
+        (["train", "snake", "stray"], "unexpected argument 'stray'"),
+        (["train", "snake", "--env.id", "ALE/Pnog-v5"], "did you mean 'ALE/Pong-v5'"),
+        (["train", "snake", "--env.id", "Cartpole-v1"], "did you mean 'CartPole-v1'"),
+        (["train", "snake", "--env.id", "CartPole-v1"], "choose one of mlp"),
+        (["train", "snake", "--network.torso", "natur"], "did you mean 'nature'"),
+        (["train", "snake", "--device", "tpu"], "cpu, cuda"),
+        (["train", "snake", "--memory.minibatches", "100000"], "exceeds the rollout"),
+        (["train", "cartpole-a2c", "--memory.epochs", "3"], "uses a sample once"),
+        (["train", "snake", "--total-steps", "0"], "must be at least 1"),
+        (["train", "missing.toml"], "No such file"),
+        (["resume", "nowhere"], "not a run directory"),
+        (["eval", "nowhere"], "not a run directory"),
+        (["eval", "nowhere", "--episods", "3"], "did you mean '--episodes'"),
+        (["eval", "nowhere", "--episodes", "x"], "--episodes"),
+        (["plot", "nowhere"], "not a run directory"),
+        (["play"], "run"),
+        (["recipes", "--jsn"], "--json"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_2(capsys, tmp_path, monkeypatch, arguments, needle):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = manyhands(capsys, *arguments)
+    assert code == 2 and out == ""
+    assert needle in err and err.startswith("manyhands: ") and err.count("\n") == 1, err
+    assert list(tmp_path.iterdir()) == []  # nothing was started
+
+
+def test_help_and_version(capsys):
+    assert manyhands(capsys, "--help")[0] == 0
+    for command in cli.COMMANDS:
+        code, out, _ = manyhands(capsys, command, "--help")
+        assert code == 0 and "usage" in out, command
+    code, out, _ = manyhands(capsys, "train", "snake", "--help")
+    assert code == 0 and "--sampler.num-envs" in out and "Simulators" in out
+    assert manyhands(capsys, "--version")[1].startswith("manyhands ")
+
+
+def test_dry_run_says_what_would_happen(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = manyhands(capsys, "train", "pong-ppo", "--dry-run", "--sampler.num-envs", "16", "--device", "cpu")
+    assert code == 0 and "num_envs = 16" in out and "1,687,719 parameters" in out and "MiB" in out
+    assert "sticky_actions = 0.0" in out and "noop_max = 30" in out  # the preset, resolved
+    code, out, _ = manyhands(capsys, "train", "snake", "--dry-run", "--json")
+    assert json.loads(out)["actions"] == 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recipes_are_listed_with_descriptions(capsys):
+    code, out, _ = manyhands(capsys, "recipes", "--json")
+    listed = {r["name"]: r["description"] for r in json.loads(out)}
+    assert code == 0 and all(listed.values())
+    wanted = {"snake", "cartpole-ppo", "cartpole-a2c", "pong-ppo", "breakout-ppo", "pong-a2c", "paac-pong", "paac-nature-pong"}
+    assert wanted <= set(listed)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_survives_a_round_trip(name, tmp_path):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    (tmp_path / "copy.toml").write_text(to_toml(recipe))
+    assert load_recipe(str(tmp_path / "copy.toml")) == recipe
+    assert from_dict(to_dict(recipe)) == recipe
+
+
+def test_paac_has_the_papers_numbers():
+    for name, torso in (("paac-pong", "nips"), ("paac-nature-pong", "nature")):
+        r = load_recipe(name)
+        assert (r.sampler.num_envs, r.sampler.horizon, r.total_steps) == (32, 5, 115_000_000)
+        assert (r.rule.learning_rate, r.rule.decay, r.rule.epsilon, r.rule.max_grad_norm) == (0.0224, 0.99, 0.1, 40.0)
+        assert (r.algorithm.entropy_coef, r.algorithm.gamma, r.network.torso) == (0.01, 0.99, torso)
+
+
+def test_files_extend_and_unknown_keys_fail(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('extends = "pong-ppo"\n[sampler]\nnum_envs = 3\nkind = "batched"\n')
+    recipe = load_recipe(str(mine))
+    assert recipe.name == "mine" and recipe.sampler.num_envs == 3 and recipe.sampler.horizon == 64
+    for text, message in [
+        ("[sampler]\nnum_env = 3", "unknown key sampler.num_env; did you mean 'num_envs'"),
+        ('[sampler]\nnum_envs = "3"', "must be a whole number"),
+        ("[sampler]\nnum_envs = true", "must be a whole number"),
+        ('[algorithm]\nname = "pppo"', "did you mean 'ppo'"),
+        ("total_steps = ", "not valid TOML"),
+        (f'extends = "{mine}"', "extends itself"),
+    ]:
+        mine.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            load_recipe(str(mine))
+
+
+def test_overrides_reach_every_level(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = "--sampler.num-envs=4 --rule.learning_rate 1e-4 --network.hidden 32 --algorithm.normalise-advantage false --seed 9".split()
+    code, out, _ = manyhands(capsys, "train", "snake", "--dry-run", "--json", *flags)
+    recipe = json.loads(out)["recipe"]
+    assert code == 0 and recipe["sampler"]["num_envs"] == 4 and recipe["rule"]["learning_rate"] == 1e-4
+    assert recipe["network"]["hidden"] == [32] and recipe["algorithm"]["normalise_advantage"] is False and recipe["seed"] == 9
+
+
+def test_a_run_from_end_to_end(tmp_path):
+    """train, eval, play, plot, bench: exit 0 and the files are there."""
+
+    def call(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "manyhands", *map(str, arguments)], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    call("train", "snake", "--total-steps", 9000, "--report.every-steps", 2000)
+    run = tmp_path / "runs" / "snake-0"
+    assert list((run / "tensorboard").iterdir())
+    assert json.loads(call("eval", run, "--episodes", 5, "--json"))["episodes"] == 5
+    assert "greedy" in call("eval", run, "--episodes", 40, "--actions", "greedy", "--checkpoint", "best")
+    assert len(list((run / "eval").glob("*.json"))) == 2
+    for name in ("clip.gif", "clip.mp4"):
+        call("play", run, "--video", name, "--max-steps", 30)
+        assert (tmp_path / name).stat().st_size > 1000
+    call("plot", run, "--out", "curve.png")
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    result = json.loads(call("bench", "snake", "--seconds", 1, "--json"))
+    assert abs(sum(result["time"].values()) - 1) < 0.01 and result["simulator_only_steps_per_s"] > 0

@@ -1,0 +1,280 @@
+"""Whole runs: the same twice, resumed as if never stopped – also after a kill –, damaged checkpoints, full disks, Ctrl-C."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import manyhands as mh
+from manyhands import checkpoint
+from manyhands.run import Run
+from tests.conftest import Corridor
+
+SMALL = {
+    "env": {"board": 5, "patience": 20},
+    "network": {"hidden": [32]},
+    "sampler": {"num_envs": 8, "horizon": 16},
+    "memory": {"epochs": 2, "minibatches": 2},
+    "total_steps": 6000,
+    "checkpoint": {"every_steps": 1000},
+    "report": {"every_steps": 500, "tensorboard": False},
+    "threads": 1,
+}
+TIMES = ("time_s", "steps_per_s")
+
+
+def train(run_dir, **changes):
+    return mh.train("snake", run_dir=run_dir, quiet=True, **{**SMALL, **changes})
+
+
+def final_parameters(run):
+    return checkpoint.load_newest(run.checkpoints, print)[0]["learner"]["store"]["parameters"]
+
+
+def rows(run):
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in run.metrics()]
+
+
+def command(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options)
+
+
+def wait_for(condition, timeout_s=60):
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("reference") / "run")
+
+
+def test_the_run_directory_is_the_whole_record(reference):
+    run = reference
+    assert {p.name for p in run.directory.iterdir()} == {"recipe.toml", "metrics.jsonl", "checkpoints"}
+    last = run.metrics()[-1]
+    assert last["step"] >= 6000 and last["frames"] == last["step"] and last["updates"] > 100
+    for key in ("return_mean", "return_max", "episodes", "loss", "entropy", "kl", "learning_rate", *TIMES):
+        assert last[key] is not None, key
+    manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
+    assert manifest["environments"] == "continue mid-episode" and manifest["identity"]["algorithm"] == "ppo"
+    assert len(list(run.checkpoints.glob("step-*"))) in (2, 3)  # two newest, and the best
+    assert (run.checkpoints / "best").resolve().is_dir()
+
+
+def test_same_seed_same_run_other_seed_other_run(reference, tmp_path):
+    again = train(tmp_path / "again")
+    assert rows(again) == rows(reference)
+    assert torch.equal(final_parameters(again), final_parameters(reference))
+    assert rows(train(tmp_path / "other", seed=1)) != rows(reference)
+
+
+@pytest.mark.parametrize("kind", ["serial", "alternating"])
+def test_other_samplers_learn_the_same(reference, tmp_path, kind):
+    """Random numbers are keyed by simulator and slot; only the order of floating-point sums may differ."""
+    run = train(tmp_path / kind, sampler={**SMALL["sampler"], "kind": kind})
+    assert [r["episodes"] for r in rows(run)][:2] == [r["episodes"] for r in rows(reference)][:2]
+
+
+def test_resumed_equals_uninterrupted(reference, tmp_path):
+    """Stopped at a third by a smaller total; schedules run on the recipe's own total."""
+    run = train(tmp_path / "run", total_steps=2000, rule={"anneal": "none"})
+    longer = mh.resume(run, total_steps=6000, quiet=True)
+    whole = train(tmp_path / "whole", rule={"anneal": "none"})
+    assert torch.equal(final_parameters(longer), final_parameters(whole))
+    # The shorter run reported once more, at its own end.
+    common = [r for r in rows(longer) if r["step"] in {w["step"] for w in rows(whole)}]
+    assert len(common) > 8 and common[-1]["episodes"] == rows(whole)[-1]["episodes"]
+
+
+@pytest.mark.parametrize("kill_after", [1, 3])
+def test_killed_and_resumed_equals_uninterrupted(reference, tmp_path, kill_after):
+    run_dir = tmp_path / "run"
+    recipe = tmp_path / "small.toml"
+    recipe.write_text((reference.directory / "recipe.toml").read_text())
+    # Slowed down by many more reports, so that the kill lands between checkpoints.
+    process = command("train", recipe, "--run-dir", run_dir, "--quiet")
+    checkpoints = run_dir / "checkpoints"
+    wait_for(lambda: checkpoints.exists() and len(list(checkpoints.glob("step-*"))) >= min(kill_after, 2))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert command("resume", run_dir, "--quiet").wait() == 0
+    run = Run.open(run_dir)
+    assert torch.equal(final_parameters(run), final_parameters(reference))
+    assert rows(run) == rows(reference)
+
+
+def test_environments_without_a_state_start_new_episodes(tmp_path):
+    options = {"report": {"tensorboard": False}, "checkpoint": {"every_steps": 500}, "quiet": True}
+    run = mh.train("cartpole-ppo", env={"workers": 1}, run_dir=tmp_path / "run", total_steps=2000, **options)
+    manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
+    assert manifest["environments"] == "start new episodes"
+    longer = mh.resume(run, total_steps=4000, quiet=True)
+    steps = [row["step"] for row in longer.metrics()]
+    assert steps == sorted(steps) and steps[-1] >= 4000
+
+
+def test_custom_environment_network_and_algorithm(tmp_path):
+    from manyhands.algos.actor_critic import ActorCritic
+
+    class Doubled(ActorCritic):
+        pass
+
+    made = []
+
+    def network(spec):
+        made.append(spec)
+        return torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.ReLU())
+
+    run = mh.train(
+        "cartpole-a2c", env=lambda: Corridor(5), network=network, algorithm=Doubled(entropy_coef=0.1), quiet=True,
+        run_dir=tmp_path / "run", total_steps=600, report={"every_steps": 100, "tensorboard": False},
+    )  # fmt: skip
+    assert made[0].frame == (2,) and run.evaluate(episodes=3).mean == 15.0
+    with pytest.raises(mh.UsageError, match="custom env"):
+        mh.open_run(run.directory).evaluate(episodes=1)
+    again = mh.open_run(run.directory, env=lambda: Corridor(5), network=network, algorithm=Doubled())
+    assert again.evaluate(episodes=2, actions="greedy").returns == [15.0, 15.0]
+
+
+def test_an_existing_directory_is_refused(reference):
+    with pytest.raises(mh.UsageError, match="manyhands resume"):
+        train(reference.directory)
+
+
+def copy_of(run, tmp_path):
+    shutil.copytree(run.directory, tmp_path / "copy", symlinks=True)
+    return Run.open(tmp_path / "copy")
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    if how == "truncated":
+        data = data[: len(data) // 2]
+    elif how == "flipped":
+        data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "manifest.json"])
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, tmp_path, file, how):
+    run = copy_of(reference, tmp_path)
+    newest = (run.checkpoints / "latest").resolve()
+    damage(newest / file, how)
+    warnings: list[str] = []
+    _, manifest = checkpoint.load_newest(run.checkpoints, warnings.append)
+    assert manifest["step"] < int(newest.name[5:]) and len(warnings) == 1 and newest.name in warnings[0]
+
+
+def test_nothing_is_started_from_scratch_when_all_are_damaged(reference, tmp_path):
+    run = copy_of(reference, tmp_path)
+    for path in run.checkpoints.glob("step-*"):
+        damage(path / "tensors.safetensors", "flipped")
+    with pytest.raises(mh.UsageError, match="every checkpoint is damaged"):
+        mh.resume(run, total_steps=9000, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"network": {"hidden": [16]}}, "parameters is"),
+        ({"algorithm": {"name": "actor-critic"}, "memory": {"epochs": 1}}, "algorithm is 'ppo' there, 'actor-critic' here"),
+        ({"env": {"board": 6}}, r"observation is \[2, 10, 10\] there, \[2, 12, 12\] here"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_names_what_differs(reference, tmp_path, changes, message):
+    run = copy_of(reference, tmp_path)
+    other = train(tmp_path / "other", **{**changes, "total_steps": 300})
+    shutil.rmtree(other.checkpoints)
+    shutil.copytree(run.checkpoints, other.checkpoints, symlinks=True)
+    with pytest.raises(mh.UsageError, match=message):
+        mh.resume(other, total_steps=9000, quiet=True)
+
+
+def test_a_full_disk_stops_nothing(tmp_path):
+    """Files may not grow beyond 40 kB: checkpoints fail, training goes on and says so."""
+    small = tmp_path / "small.toml"
+    train(tmp_path / "first", total_steps=300)
+    shutil.copy(tmp_path / "first" / "recipe.toml", small)
+    process = command(
+        "train", small, "--run-dir", tmp_path / "run", "--total-steps", 4000, "--quiet", stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert "not saved" in errors and "training goes on" in errors
+    assert Run.open(tmp_path / "run").metrics()[-1]["step"] >= 4000
+    assert not list((tmp_path / "run" / "checkpoints").glob(".writing*"))
+
+
+def alive(pids):
+    result = []
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+                result.append(pid)
+        except (ProcessLookupError, FileNotFoundError):
+            pass
+    return result
+
+
+def children(pid):
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("how", ["once", "twice", "killed"])
+def test_interrupts_leave_nothing_behind(tmp_path, how):
+    run_dir = tmp_path / "run"
+    process = command(
+        "train", "cartpole-ppo", "--run-dir", run_dir, "--total-steps", 10_000_000, "--env.workers", 2,
+        "--report.every-steps", 1000, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    shared = set(os.listdir("/dev/shm"))
+    wait_for(lambda: (run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").stat().st_size > 0)
+    simulators = children(process.pid)
+    assert len(simulators) == 2
+    begin = time.monotonic()
+    if how == "killed":
+        process.send_signal(signal.SIGKILL)
+    else:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: every process of the group gets it
+        if how == "twice":
+            time.sleep(0.02)
+            os.killpg(process.pid, signal.SIGINT)
+    code = process.wait(15)
+    wait_for(lambda: not alive(simulators), 15)
+    seconds = time.monotonic() - begin
+    assert code == {"once": 130, "twice": 130, "killed": -signal.SIGKILL}[how]
+    assert seconds < {"once": 10, "twice": 3, "killed": 15}[how]
+    assert set(os.listdir("/dev/shm")) <= shared
+    if how == "once":
+        manifest = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())
+        assert manifest["step"] >= 1000
+        assert command("resume", run_dir, "--total-steps", manifest["step"] + 1000, "--quiet").wait() == 0
+
+
+def test_nan_rewards_never_reach_the_parameters(tmp_path):
+    class Poison(Corridor):
+        def step(self, action):
+            obs, _, terminated, truncated, info = super().step(action)
+            return obs, float("nan"), terminated, truncated, info
+
+    with pytest.raises(mh.RunError, match="not finite"):
+        mh.train(
+            "cartpole-ppo", env={"make": lambda: Poison(5), "workers": 0}, run_dir=tmp_path / "run", quiet=True,
+            report={"tensorboard": False},
+        )  # fmt: skip
