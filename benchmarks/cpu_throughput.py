@@ -140,7 +140,7 @@ def main(options: Options) -> None:
             "sb3_vector_env": vector,
         }
         if not options.json:
-            print(f"{algorithm}: manyhands {ours:,.0f} steps/s, Stable-Baselines3 {theirs:,.0f} ({vector}), ratio {ours / theirs:.2f}")
+            print(f"{algorithm}: manyhands {ours:,.0f} steps/s, SB3 {theirs:,.0f} ({vector}), ratio {ours / theirs:.2f}")
     if options.json:
         print(json.dumps({**result, "machine": machine()}))
     else:

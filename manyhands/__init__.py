@@ -36,7 +36,7 @@ _HOMES = {
     "RunError": "types",
     "UsageError": "types",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 
 gymnasium.register("manyhands/Snake-v0", entry_point="manyhands.envs.snake:GymnasiumSnake")

@@ -62,7 +62,11 @@ def place_threads(recipe: Recipe, device: torch.device) -> int:
 
 
 def make_group(
-    env: AtariEnv | SnakeEnv | GymEnv, num_envs: int, device: torch.device, factory: Factory | None = None, screen: bool = False
+    env: AtariEnv | SnakeEnv | GymEnv,
+    num_envs: int,
+    device: torch.device,
+    factory: Factory | None = None,
+    screen: bool = False,
 ) -> EnvGroup:
     if isinstance(env, SnakeEnv):
         return env.make(num_envs, device=str(device))
@@ -126,9 +130,7 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     except BaseException:
         sampler.close()
         raise
-    memory = FreshMemory(
-        partial(algorithm.prepare, model.net), recipe.memory.epochs, recipe.memory.minibatches, recipe.seed
-    )
+    memory = FreshMemory(partial(algorithm.prepare, model.net), recipe.memory.epochs, recipe.memory.minibatches, recipe.seed)
     store = LocalStore(model, recipe.rule, recipe.total_steps)
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps)
 

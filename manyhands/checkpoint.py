@@ -42,7 +42,13 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
         tensors: dict[str, Tensor] = {}
         tree = _split(state, "", tensors)
         save_file(tensors, temporary / TENSORS)
-        manifest = {"format": FORMAT, "step": step, **about, "state": tree, "sha256": {TENSORS: _sha256(temporary / TENSORS)}}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            **about,
+            "state": tree,
+            "sha256": {TENSORS: _sha256(temporary / TENSORS)},
+        }
         body = json.dumps(manifest, indent=1)
         digest = hashlib.sha256(body.encode()).hexdigest()
         (temporary / MANIFEST).write_text(body)
@@ -60,7 +66,9 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
     _link(folder / "latest", final.name)
     if best:
         _link(folder / "best", final.name)
-    kept = {path.name for path in _all(folder)[-keep:]} | {os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()}
+    kept = {path.name for path in _all(folder)[-keep:]} | {
+        os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()
+    }
     for path in _all(folder):
         if path.name not in kept:
             shutil.rmtree(path, ignore_errors=True)

@@ -25,9 +25,7 @@ def _program(command: str) -> str:
 # -- commands that take a recipe ---------------------------------------------------------------------------------------
 
 
-def _recipe_and_options(
-    command: str, arguments: list[str], options: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def _recipe_and_options(command: str, arguments: list[str], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """RECIPE, overrides of its keys, and the command's own options, which are taken out first."""
     from manyhands.config import load_recipe, override, recipe_names
 
@@ -75,9 +73,7 @@ def train(arguments: list[str]) -> int:
     from manyhands.build import Custom
     from manyhands.config import to_toml
 
-    recipe, own = _recipe_and_options(
-        "train", arguments, {"run_dir": "", "dry_run": False, "quiet": False, "json": False}
-    )
+    recipe, own = _recipe_and_options("train", arguments, {"run_dir": "", "dry_run": False, "quiet": False, "json": False})
     recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
     if own["dry_run"]:
         from manyhands.build import describe
@@ -227,7 +223,13 @@ def evaluate(arguments: list[str]) -> int:
 
     o = _options(EvalOptions, "eval", arguments, evaluate.__doc__ or "")
     result = Run.open(o.run).evaluate(
-        o.episodes, protocol=o.protocol, actions=o.actions, epsilon=o.epsilon, seed=o.seed, checkpoint=o.checkpoint, warn=_warn
+        o.episodes,
+        protocol=o.protocol,
+        actions=o.actions,
+        epsilon=o.epsilon,
+        seed=o.seed,
+        checkpoint=o.checkpoint,
+        warn=_warn,
     )
     if o.json:
         print(json.dumps(dataclasses.asdict(result)))

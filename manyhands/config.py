@@ -225,7 +225,7 @@ def from_dict(tree: Mapping[str, Any], where: str = "recipe") -> Recipe:
         name = table.pop("name", None) or ("ppo" if section == "algorithm" else "adam")
         if name not in classes:
             raise UsageError(f"{where}: {section}.name = {name!r}: no such {section}{nearest(str(name), classes)}")
-        tree[section] = _read(classes[name], table, where, f"{section}.")  # type: ignore[index]
+        tree[section] = _read(classes[name], table, where, f"{section}.")
     if isinstance(tree.get("env"), dict):
         tree["env"] = _read(env_class(tree["env"].get("id", SnakeEnv.id)), tree["env"], where, "env.")
     return _read(Recipe, tree, where, "")
@@ -258,7 +258,9 @@ def _checked(hint: Any, value: Any, what: str) -> Any:
             raise UsageError(f"{what} = {value!r}: must be a list")
         return tuple(_checked(typing.get_args(hint)[0], item, what) for item in value)
     if origin in (typing.Union, types.UnionType):
-        if value is None or any(dataclasses.is_dataclass(a) and isinstance(value, a) for a in typing.get_args(hint)):
+        if value is None or any(
+            isinstance(a, type) and dataclasses.is_dataclass(a) and isinstance(value, a) for a in typing.get_args(hint)
+        ):
             return value
         hint = next(a for a in typing.get_args(hint) if a is not type(None))
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

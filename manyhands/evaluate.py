@@ -50,9 +50,7 @@ class Evaluation:
 class Player:
     """A group of simulators and a frozen agent. `play` takes one slot in all of them."""
 
-    def __init__(
-        self, run: Run, group: EnvGroup, state: dict[str, Any], actions: str, epsilon: float, seed: int
-    ) -> None:
+    def __init__(self, run: Run, group: EnvGroup, state: dict[str, Any], actions: str, epsilon: float, seed: int) -> None:
         device = find_device(run.recipe.device)
         place_threads(run.recipe, device)
         self._algorithm = run.custom.algorithm or run.recipe.algorithm
@@ -94,7 +92,7 @@ class Player:
         step = self._group.recv()
         self._see(step)
         self._slot += 1
-        values = [np.array(torch.as_tensor(x).cpu()) for x in (step.reward, step.terminated, step.truncated, step.first)]
+        values = [torch.as_tensor(x).cpu().numpy().copy() for x in (step.reward, step.terminated, step.truncated, step.first)]
         return values[0], values[1] | values[2], values[2], values[3]
 
 
@@ -206,12 +204,12 @@ def record(
                 break
     finally:
         group.close()
-    frames = [_even(frame) for frame in frames]
+    pictures: list[Any] = [_even(frame) for frame in frames]
     temporary = video.with_name(f".{video.name}.part{video.suffix}")
     if video.suffix == ".gif":
-        imageio.mimsave(temporary, frames, duration=1000 / fps, loop=0)
+        imageio.mimsave(temporary, pictures, duration=1000 / fps, loop=0)
     else:
-        imageio.mimsave(temporary, frames, fps=fps, macro_block_size=2, codec="libx264")
+        imageio.mimsave(temporary, pictures, fps=fps, macro_block_size=2, codec="libx264")
     temporary.replace(video)
     return score, len(frames) - 1
 

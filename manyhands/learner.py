@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -47,13 +48,13 @@ class Learner:
                 self.learn_seconds += time.perf_counter() - begin
             yield rollout
 
-    def _update(self, batch: object) -> None:
+    def _update(self, batch: Any) -> None:
         version = self.clock.updates
         progress = min(self.clock.steps / self._total_steps, 1.0)
         self.model.gradient.zero_()
         loss = self._algorithm.loss(self.model.net, None, batch, progress)
         loss.value.backward()
-        receipt = self.store.step(GradientInfo(version, samples=len(batch.weight), loss=loss.value.detach()))  # type: ignore[attr-defined]
+        receipt = self.store.step(GradientInfo(version, samples=len(batch.weight)))
         self.clock = receipt.clock
         self.sums.add({**loss.metrics, **receipt.metrics})
 

@@ -27,7 +27,9 @@ def plot(runs: list[Run], out: Path, x: Literal["step", "time_s", "frames"] = "s
         rows = [row for row in run.metrics() if row.get(y) is not None]
         if not rows:
             known = sorted(set().union(*run.metrics()) if run.metrics() else [])
-            raise UsageError(f"{run.directory} has no values of {y!r} yet" + (f" (there are: {', '.join(known)})" if known else ""))
+            raise UsageError(
+                f"{run.directory} has no values of {y!r} yet" + (f" (there are: {', '.join(known)})" if known else "")
+            )
         curves[run.recipe.name].append((np.array([r[x] for r in rows], float), np.array([r[y] for r in rows], float)))
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for name, seeds in sorted(curves.items()):

@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 
 from manyhands import checkpoint
 from manyhands.build import Custom, make_learner
@@ -67,7 +68,7 @@ class Run:
 
     directory: Path
     recipe: Recipe
-    custom: Custom = Custom()
+    custom: Custom = field(default_factory=Custom)
     interrupted: bool = False
 
     @staticmethod
@@ -115,7 +116,7 @@ def resume(run: Run, total_steps: int | None = None, quiet: bool = False) -> Run
     state, manifest = checkpoint.load_newest(run.checkpoints, display.warn)
     if manifest["step"] >= recipe.total_steps:
         raise UsageError(
-            f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps to go on"
+            f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
         )
     _check_reporting(recipe)
     learner = make_learner(recipe, run.custom)
@@ -134,7 +135,7 @@ def identity(recipe: Recipe, learner: Learner) -> dict[str, Any]:
     from manyhands.config import to_dict
 
     tree = to_dict(recipe)
-    spec = learner.sampler.spec  # type: ignore[attr-defined]
+    spec = learner.sampler.spec
     return {
         "algorithm": tree["algorithm"]["name"],
         "rule": tree["rule"]["name"],
@@ -238,7 +239,7 @@ class _Session:
         last_step, last_time = self._reported
         row = {
             "step": step,
-            "frames": step * self._learner.sampler.spec.frames_per_step,  # type: ignore[attr-defined]
+            "frames": step * self._learner.sampler.spec.frames_per_step,
             "updates": self._learner.clock.updates,
             "time_s": round(now, 3),
             "steps_per_s": round((step - last_step) / max(now - last_time, 1e-9), 1),
@@ -246,7 +247,7 @@ class _Session:
             "return_mean": self._mean(),
             "return_max": max(self._window, default=None),
             "episode_steps": sum(self._lengths) / len(self._lengths) if self._lengths else None,
-            "refused_gradients": self._learner.store.refused,  # type: ignore[attr-defined]
+            "refused_gradients": self._learner.store.refused,
             **self._learner.sums.take(),
         }
         self._reported = (step, now)
@@ -269,7 +270,7 @@ class _Session:
         step = self._learner.clock.steps
         try:
             checkpoint.save(self._run.checkpoints, step, state, about, self._recipe.checkpoint.keep, best)
-        except (OSError, RuntimeError) as error:  # safetensors reports a full disk as its own kind of error
+        except (OSError, SafetensorError) as error:  # a full disk, as Python and as safetensors say it
             reason = getattr(error, "strerror", None) or error
             self._display.warn(f"checkpoint at step {step:,} not saved ({reason}); the last good one stays, training goes on")
 

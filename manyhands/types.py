@@ -198,7 +198,6 @@ class GradientInfo:
 
     version: int
     samples: int
-    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +209,8 @@ class Receipt:
 
 class Store(Stateful, Protocol):
     """Where parameters and optimiser state live; bound to the model's flat parameters and gradient."""
+
+    refused: int  # gradients that were not finite, and so never applied
 
     def refresh(self, new_steps: int = 0) -> Clock:
         """Report steps taken, fetch the newest parameters."""

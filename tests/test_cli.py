@@ -80,7 +80,16 @@ def test_recipes_are_listed_with_descriptions(capsys):
     code, out, _ = manyhands(capsys, "recipes", "--json")
     listed = {r["name"]: r["description"] for r in json.loads(out)}
     assert code == 0 and all(listed.values())
-    wanted = {"snake", "cartpole-ppo", "cartpole-a2c", "pong-ppo", "breakout-ppo", "pong-a2c", "paac-pong", "paac-nature-pong"}
+    wanted = {
+        "snake",
+        "cartpole-ppo",
+        "cartpole-a2c",
+        "pong-ppo",
+        "breakout-ppo",
+        "pong-a2c",
+        "paac-pong",
+        "paac-nature-pong",
+    }
     assert wanted <= set(listed)
 
 
@@ -121,7 +130,17 @@ def test_files_extend_and_unknown_keys_fail(tmp_path):
 
 def test_overrides_reach_every_level(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = "--sampler.num-envs=4 --rule.learning_rate 1e-4 --network.hidden 32 --algorithm.normalise-advantage false --seed 9".split()
+    flags = [
+        "--sampler.num-envs=4",
+        "--rule.learning_rate",
+        "1e-4",
+        "--network.hidden",
+        "32",
+        "--algorithm.normalise-advantage",
+        "false",
+        "--seed",
+        "9",
+    ]
     code, out, _ = manyhands(capsys, "train", "snake", "--dry-run", "--json", *flags)
     recipe = json.loads(out)["recipe"]
     assert code == 0 and recipe["sampler"]["num_envs"] == 4 and recipe["rule"]["learning_rate"] == 1e-4
@@ -133,7 +152,11 @@ def test_a_run_from_end_to_end(tmp_path):
 
     def call(*arguments):
         done = subprocess.run(
-            [sys.executable, "-m", "manyhands", *map(str, arguments)], cwd=tmp_path, capture_output=True, text=True, timeout=200
+            [sys.executable, "-m", "manyhands", *map(str, arguments)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=200,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -191,7 +191,10 @@ def test_nothing_is_started_from_scratch_when_all_are_damaged(reference, tmp_pat
     ("changes", "message"),
     [
         ({"network": {"hidden": [16]}}, "parameters is"),
-        ({"algorithm": {"name": "actor-critic"}, "memory": {"epochs": 1}}, "algorithm is 'ppo' there, 'actor-critic' here"),
+        (
+            {"algorithm": {"name": "actor-critic"}, "memory": {"epochs": 1}},
+            "algorithm is 'ppo' there, 'actor-critic' here",
+        ),
         ({"env": {"board": 6}}, r"observation is \[2, 10, 10\] there, \[2, 12, 12\] here"),
     ],
 )

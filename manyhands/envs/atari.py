@@ -100,17 +100,17 @@ class AtariGroup:
             "max_num_frames_per_episode": config.max_frames,
             "reward_clipping": False,
         }
-        size = {"img_height": 210, "img_width": 160} if tall else {}
+        size: dict[str, Any] = {"img_height": 210, "img_width": 160} if tall else {}
         game = game_of(config.id)
         self._env = AtariVectorEnv(game, num_envs, **options, **size)
         # A twin in colour, given the same seeds and actions, stays in lock-step: the screen a person would see.
-        screen_size = {"img_height": 210, "img_width": 160, "grayscale": False}
+        screen_size: dict[str, Any] = {"img_height": 210, "img_width": 160, "grayscale": False}
         self._twin = AtariVectorEnv(game, num_envs, **options, **screen_size) if with_screen else None
         self._screen: np.ndarray | None = None
         self._tall = tall
         self.num_envs = num_envs
         frame = (1, 104, 80) if tall else (1, 84, 84)
-        actions = int(self._env.single_action_space.n)
+        actions = int(self._env.single_action_space.n)  # type: ignore[attr-defined]
         self.spec = EnvSpec(config.id, frame, "uint8", config.stack, actions, config.frame_skip)
         self._pending = False
         self._ended = np.zeros(num_envs, bool)

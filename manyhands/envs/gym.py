@@ -99,7 +99,7 @@ class GymGroup:
 
     def restart(self, which: Any) -> Step:
         which = np.asarray(which, bool)
-        for i in np.flatnonzero(which):
+        for i in np.flatnonzero(which).tolist():
             self._obs[i] = self._see(self._call(i, "reset")[0])
         self._ended &= ~which
         return self._step(first=which.copy())
@@ -122,8 +122,8 @@ class GymGroup:
         return step
 
     def _step(self, first: np.ndarray) -> Step:
-        flags = np.zeros((3, self.num_envs), bool)
-        return Step(self._obs, np.zeros(self.num_envs, np.float32), *flags, first=first)
+        terminated, truncated, life_lost = np.zeros((3, self.num_envs), bool)
+        return Step(self._obs, np.zeros(self.num_envs, np.float32), terminated, truncated, life_lost, first)
 
     def _call(self, index: int, method: str, *arguments: Any, **named: Any) -> Any:
         try:

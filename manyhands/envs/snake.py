@@ -61,7 +61,11 @@ class SnakeGroup:
 
     def __init__(self, config: SnakeEnv, num_envs: int, device: str = "cpu") -> None:
         self.spec = EnvSpec(
-            config.id, (1, config.board * config.cell_pixels, config.board * config.cell_pixels), "uint8", config.stack, 4
+            config.id,
+            (1, config.board * config.cell_pixels, config.board * config.cell_pixels),
+            "uint8",
+            config.stack,
+            4,
         )
         self.num_envs = num_envs
         self.device = torch.device(device)
@@ -214,7 +218,7 @@ class GymnasiumSnake(gymnasium.Env):
         step = self._group.recv()
         return self._see(step), float(step.reward[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         return self._group.screen(0) if self.render_mode == "rgb_array" else None
 
     @staticmethod

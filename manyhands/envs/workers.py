@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import pickle
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ _FLAGS = ("terminated", "truncated", "life_lost", "first")
 
 
 def _layout(spec: EnvSpec, num_envs: int) -> dict[str, tuple[tuple[int, ...], str]]:
-    flags = {name: ((num_envs,), "bool") for name in _FLAGS}
+    flags = dict.fromkeys(_FLAGS, ((num_envs,), "bool"))
     return {
         "obs": ((num_envs, *spec.frame), spec.dtype),
         "reward": ((num_envs,), "float32"),
@@ -72,7 +74,13 @@ class WorkerGroup:
     """Invariant: between calls no worker owes an answer, except after send, when every one owes exactly one."""
 
     def __init__(
-        self, make: Callable[[int], EnvGroup], num_envs: int, workers: int, step_timeout_s: float, restarts: int, name: str
+        self,
+        make: Callable[[int], EnvGroup],
+        num_envs: int,
+        workers: int,
+        step_timeout_s: float,
+        restarts: int,
+        name: str,
     ) -> None:
         self.num_envs = num_envs
         self._make = make
@@ -82,7 +90,7 @@ class WorkerGroup:
         self.replaced = 0
         self._block = SharedBlock()
         bounds = np.linspace(0, num_envs, min(workers, num_envs) + 1).round().astype(int).tolist()
-        self._parts = list(zip(bounds, bounds[1:], strict=False))
+        self._parts = list(itertools.pairwise(bounds))
         self._seeds = [0] * num_envs
         self._asked_at = 0.0
         self._pending = False
@@ -149,10 +157,8 @@ class WorkerGroup:
         return [pickle.loads(reply) if reply else None for reply in replies]
 
     def _post(self, part: int, message: bytes) -> None:
-        try:
+        with contextlib.suppress(ChildLost):  # receiving will notice, and replace it
             self._children[part].send(message)
-        except ChildLost:
-            pass  # receiving will notice, and replace it
 
     def _receive(self, part: int, timeout_s: float, replace: bool = True) -> bytes:
         try:

@@ -47,8 +47,9 @@ def initialise_orthogonal(net: nn.Module) -> None:
         if own is not None:
             gains.update(own())
     for module in net.modules():
-        if hasattr(module, "initialise"):
-            module.initialise()
+        own_start = getattr(module, "initialise", None)
+        if own_start is not None:
+            own_start()
         elif isinstance(module, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(module.weight, gains.get(module, 2**0.5))
             if module.bias is not None:

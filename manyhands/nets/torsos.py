@@ -1,5 +1,6 @@
 """Torsos: from an observation to a vector of features. `build` finds them by name."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -67,9 +68,7 @@ class ConvTorso(nn.Module):
                 shape = self.convs(torch.zeros(1, *spec.obs, dtype=torch.uint8)).shape
             except RuntimeError as error:
                 size = "×".join(map(str, spec.frame[1:]))
-                raise UsageError(
-                    f"the network is too deep for {size} images of {spec.id}: choose a smaller torso"
-                ) from error
+                raise UsageError(f"the network is too deep for {size} images of {spec.id}: choose a smaller torso") from error
         self.hidden = nn.Linear(math.prod(shape[1:]), features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,22 +84,22 @@ def kernel_padding(kernel: int) -> int:
 
 def nature(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     """Mnih et al. 2015. At 104×80 every convolution after the first is padded by 1 (Accelerated Methods)."""
-    return ConvTorso(spec, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], *hidden, later_padding=_tall(spec))
+    return ConvTorso(spec, [(32, 8, 4), (64, 4, 2), (64, 3, 1)], hidden[0], later_padding=_tall(spec))
 
 
 def nips(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     """Mnih et al. 2013."""
-    return ConvTorso(spec, [(16, 8, 4), (32, 4, 2)], *hidden, later_padding=_tall(spec))
+    return ConvTorso(spec, [(16, 8, 4), (32, 4, 2)], hidden[0], later_padding=_tall(spec))
 
 
 def snake(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     """Ong et al. 2015: same padding, pooling after each convolution."""
-    return ConvTorso(spec, [(32, 7, 1), (64, 5, 1), (64, 3, 1)], *hidden, first_padding=3, later_padding=-1, pool=True)
+    return ConvTorso(spec, [(32, 7, 1), (64, 5, 1), (64, 3, 1)], hidden[0], first_padding=3, later_padding=-1, pool=True)
 
 
 def cells(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     """Small and quick, for boards drawn with two pixels a cell: the first layer sees cells, the second their neighbours."""
-    return ConvTorso(spec, [(16, 2, 2), (32, 3, 2)], *hidden, later_padding=-1, first=LevelConv)
+    return ConvTorso(spec, [(16, 2, 2), (32, 3, 2)], hidden[0], later_padding=-1, first=LevelConv)
 
 
 class MLP(nn.Module):
@@ -108,7 +107,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [math.prod(spec.obs), *hidden]
         layers: list[nn.Module] = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
+        for a, b in itertools.pairwise(sizes):
             layers += [nn.Linear(a, b), nn.Tanh()]
         self.layers = nn.Sequential(*layers)
 

@@ -9,6 +9,7 @@ Frames are written once, on the learner's device, and stacked where they are use
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ class LockstepSampler:
         self.spec = groups[0].spec
         self.num_envs = sum(group.num_envs for group in groups)
         edges = np.cumsum([0, *(group.num_envs for group in groups)]).tolist()
-        self._columns = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        self._columns = [slice(a, b) for a, b in itertools.pairwise(edges)]
         self._horizon = horizon
         self._gamma = gamma
         self._seed = seed
@@ -84,9 +85,7 @@ class LockstepSampler:
             self._slot += self._horizon
             yield self._finish(buffer, policy.version)
 
-    def _act(
-        self, policy: Policy, group: EnvGroup, columns: slice, buffer: _Buffer, t: int, noise: Tensor
-    ) -> None:
+    def _act(self, policy: Policy, group: EnvGroup, columns: slice, buffer: _Buffer, t: int, noise: Tensor) -> None:
         begin = time.perf_counter()
         rows = (self._history + t) * self.num_envs + self._simulators[columns]
         obs = stacked(buffer.obs, buffer.first, rows, self.spec.stack)

@@ -36,7 +36,7 @@ class LocalStore:
         rate = self.rule.rate(info.samples, self.progress)
         metrics = {"gradient_norm": norm, "learning_rate": rate}
         if not torch.isfinite(norm):
-            self._refuse(info)
+            self._refuse()
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
         self._refused_in_a_row = 0
         if self.rule.max_grad_norm:
@@ -46,12 +46,12 @@ class LocalStore:
         self.clock = Clock(self.clock.updates + 1, self.clock.steps)
         return Receipt(self.clock, applied=True, metrics=metrics)
 
-    def _refuse(self, info: GradientInfo) -> None:
+    def _refuse(self) -> None:
         self.refused += 1
         self._refused_in_a_row += 1
         if self._refused_in_a_row >= PATIENCE:
             raise RunError(
-                f"{PATIENCE} gradients in a row were not finite (update {self.clock.updates}, loss {info.loss}). None was "
+                f"{PATIENCE} gradients in a row were not finite (at update {self.clock.updates}). None was "
                 "applied; the last checkpoint is good. Check the rewards for NaN or infinity, or lower rule.learning_rate"
             )
 

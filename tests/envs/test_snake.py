@@ -62,7 +62,11 @@ def test_boards_equal_a_plain_game(seed, board, greedy):
                 ended[i] = False
             else:
                 reward, terminated, truncated = game.step(int(actions[i]), patience)
-                assert (float(step.reward[i]), bool(step.terminated[i]), bool(step.truncated[i])) == (reward, terminated, truncated)
+                assert (float(step.reward[i]), bool(step.terminated[i]), bool(step.truncated[i])) == (
+                    reward,
+                    terminated,
+                    truncated,
+                )
                 ended[i] = terminated or truncated
             game = games[i]
             if float(step.reward[i]) == 1.0:

@@ -10,7 +10,8 @@ def rollout(T=5, B=4, stack=1):
     zeros = torch.zeros(T, B)
     return Rollout(
         obs=numbers, first=torch.zeros(H + T + 1, B, dtype=torch.bool), action=torch.arange(T * B).view(T, B),
-        reward=zeros, discount=zeros, cut=zeros.bool(), weight=zeros + 1, extras={}, version=zeros.long(), steps=T * B, stack=stack,
+        reward=zeros, discount=zeros, cut=zeros.bool(), weight=zeros + 1, extras={}, version=zeros.long(),
+        steps=T * B, stack=stack,
     )  # fmt: skip
 
 

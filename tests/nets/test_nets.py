@@ -59,7 +59,7 @@ def test_flat_vector_is_the_parameters(name):
     initialise_orthogonal(net)
     before = [p.detach().clone() for p in net.parameters()]
     x = torch.randint(0, 255, (2, *spec.obs)).to(getattr(torch, spec.dtype))
-    logits, value = net(x)
+    logits, _ = net(x)
     model = flatten(net)
     for p, old in zip(net.parameters(), before, strict=True):
         assert torch.equal(p, old)

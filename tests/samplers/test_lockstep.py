@@ -21,12 +21,8 @@ def corridors(sizes, length, end):
 
 
 def rollouts(sampler, policy, count):
-    result = []
-    for item in sampler.run(policy):
-        if item is not None:
-            result.append(copy.deepcopy(item))  # its buffers are used again
-            if len(result) == count:
-                return result
+    full = (item for item in sampler.run(policy) if item is not None)
+    return [copy.deepcopy(next(full)) for _ in range(count)]  # a rollout's buffers are used again
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])
