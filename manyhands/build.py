@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyhands.config import Recipe
+from manyhands.config import Recipe, to_dict
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import Factory, GymEnv
 from manyhands.envs.snake import SnakeEnv
@@ -135,10 +135,30 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps)
 
 
+def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, parameters: int) -> dict[str, Any]:
+    """What a checkpoint must agree on with whoever loads it."""
+    tree = to_dict(recipe)
+    return {
+        "algorithm": type(custom.algorithm).__name__ if custom.algorithm else tree["algorithm"]["name"],
+        "network": tree["network"]["torso"],
+        "environment": spec.id,
+        "observation": list(spec.obs),
+        "actions": spec.actions,
+        "parameters": parameters,
+    }
+
+
+def check_custom(recipe: Recipe, custom: Custom) -> None:
+    """A run directory holds data, not code: custom parts must be given again."""
+    for section, name in (("env", recipe.env.id), ("network", recipe.network.torso)):
+        if name == "custom" and getattr(custom, section) is None:
+            raise UsageError(f"this run used a custom {section}: open it from Python with mh.open_run(..., {section}=...)")
+
+
 def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     """What a run would be, without starting one: for --dry-run."""
     device = find_device(recipe.device)
-    group = make_group(recipe.env, 1, device, custom.env, screen=isinstance(recipe.env, GymEnv) and False)
+    group = make_group(recipe.env, 1, device, custom.env)
     group.close()
     spec = group.spec
     model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)

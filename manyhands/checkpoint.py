@@ -113,6 +113,13 @@ def load_newest(folder: Path, warn: Callable[[str], None], which: str = "latest"
     raise UsageError(f"{folder}: every checkpoint is damaged")
 
 
+def check_same(mine: dict[str, Any], theirs: dict[str, Any], where: Path) -> None:
+    """A UsageError that names what differs between who loads and what was saved."""
+    differing = [f"{key} is {theirs.get(key)!r} there, {mine[key]!r} here" for key in mine if mine[key] != theirs.get(key)]
+    if differing:
+        raise UsageError(f"{where} does not fit: {'; '.join(differing)}. Nothing was loaded")
+
+
 def _all(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands import checkpoint
-from manyhands.build import find_device, make_group, make_model, place_threads
+from manyhands.build import check_custom, find_device, identity, make_group, make_model, place_threads
+from manyhands.checkpoint import check_same, load_newest
 from manyhands.envs.atari import AtariEnv
 from manyhands.maths import random
 from manyhands.maths.stacking import stacked
@@ -50,11 +50,15 @@ class Evaluation:
 class Player:
     """A group of simulators and a frozen agent. `play` takes one slot in all of them."""
 
-    def __init__(self, run: Run, group: EnvGroup, state: dict[str, Any], actions: str, epsilon: float, seed: int) -> None:
+    def __init__(
+        self, run: Run, group: EnvGroup, state: dict[str, Any], manifest: dict[str, Any], actions: str, epsilon: float, seed: int
+    ) -> None:
         device = find_device(run.recipe.device)
         place_threads(run.recipe, device)
         self._algorithm = run.custom.algorithm or run.recipe.algorithm
         model = make_model(run.recipe, self._algorithm, group.spec, device, run.custom)
+        mine = identity(run.recipe, run.custom, group.spec, model.parameters.numel())
+        check_same(mine, manifest["identity"], run.checkpoints)
         model.parameters.copy_(state["learner"]["store"]["parameters"])
         self._net = model.net
         self._group = group
@@ -98,9 +102,7 @@ class Player:
 
 def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[str], None]) -> tuple[Any, str, dict, dict]:
     """The environment to evaluate in, the protocol's name, the state and the manifest."""
-    from manyhands.run import _check_custom
-
-    _check_custom(run.recipe, run.custom)
+    check_custom(run.recipe, run.custom)
     env = run.recipe.env
     if protocol is None:
         protocol = "null-op" if isinstance(env, AtariEnv) else "plain"
@@ -111,7 +113,7 @@ def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[
         env = env.for_evaluation(None, limit)
     else:
         env = env.for_evaluation(*PROTOCOLS[protocol])
-    state, manifest = checkpoint.load_newest(run.checkpoints, warn, checkpoint_name)
+    state, manifest = load_newest(run.checkpoints, warn, checkpoint_name)
     return env, protocol, state, manifest
 
 
@@ -137,7 +139,7 @@ def evaluate(
     begin = time.monotonic()
     group = make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
     try:
-        player = Player(run, group, state, actions, epsilon, seed)
+        player = Player(run, group, state, manifest, actions, epsilon, seed)
         score, length = np.zeros(simulators), np.zeros(simulators, int)
         finished: list[list[tuple[float, int, bool]]] = [[] for _ in range(simulators)]
         while any(len(f) < rounds for f in finished):
@@ -189,12 +191,12 @@ def record(
         raise UsageError(f"--video {video}: the name must end in .mp4 or .gif")
     if not video.parent.is_dir():
         raise UsageError(f"--video {video}: no folder {video.parent}")
-    env, _, state, _ = _open(run, None, checkpoint, warn)
+    env, _, state, manifest = _open(run, None, checkpoint, warn)
     group = make_group(env, 1, find_device(run.recipe.device), run.custom.env, screen=True)
     score = 0.0
     frames: list[np.ndarray] = []
     try:
-        player = Player(run, group, state, actions, 0.0, seed)
+        player = Player(run, group, state, manifest, actions, 0.0, seed)
         frames.append(group.screen(0).copy())
         for _ in range(max_steps):
             reward, ended, _, _ = player.play()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from manyhands import checkpoint
+from manyhands import build, checkpoint
 from manyhands.build import Custom, make_learner
 from manyhands.config import Recipe, load_recipe, to_toml
 from manyhands.learner import Learner
@@ -111,7 +111,7 @@ def start(recipe: Recipe, directory: Path, custom: Custom = Custom(), quiet: boo
 def resume(run: Run, total_steps: int | None = None, quiet: bool = False) -> Run:
     """Continue a run from its newest good checkpoint."""
     recipe = run.recipe if total_steps is None else replace(run.recipe, total_steps=total_steps)
-    _check_custom(recipe, run.custom)
+    build.check_custom(recipe, run.custom)
     display = Display(recipe.total_steps, quiet=True)
     state, manifest = checkpoint.load_newest(run.checkpoints, display.warn)
     if manifest["step"] >= recipe.total_steps:
@@ -121,7 +121,7 @@ def resume(run: Run, total_steps: int | None = None, quiet: bool = False) -> Run
     _check_reporting(recipe)
     learner = make_learner(recipe, run.custom)
     try:
-        check_same(identity(recipe, learner), manifest["identity"], run.checkpoints)
+        checkpoint.check_same(identity(run.recipe, run.custom, learner), manifest["identity"], run.checkpoints)
         if total_steps is not None:
             (run.directory / "recipe.toml").write_text(to_toml(recipe))
         learner.load(state["learner"])
@@ -130,33 +130,8 @@ def resume(run: Run, total_steps: int | None = None, quiet: bool = False) -> Run
         learner.close()
 
 
-def identity(recipe: Recipe, learner: Learner) -> dict[str, Any]:
-    """What a checkpoint must agree on with whoever loads it."""
-    from manyhands.config import to_dict
-
-    tree = to_dict(recipe)
-    spec = learner.sampler.spec
-    return {
-        "algorithm": tree["algorithm"]["name"],
-        "rule": tree["rule"]["name"],
-        "network": tree["network"]["torso"],
-        "environment": spec.id,
-        "observation": list(spec.obs),
-        "actions": spec.actions,
-        "parameters": learner.model.parameters.numel(),
-    }
-
-
-def check_same(mine: dict[str, Any], theirs: dict[str, Any], where: Path) -> None:
-    differing = [f"{key} is {theirs.get(key)!r} there, {mine[key]!r} here" for key in mine if mine[key] != theirs.get(key)]
-    if differing:
-        raise UsageError(f"{where} does not fit: {'; '.join(differing)}. Nothing was loaded")
-
-
-def _check_custom(recipe: Recipe, custom: Custom) -> None:
-    for section, name in (("env", recipe.env.id), ("network", recipe.network.torso)):
-        if name == "custom" and getattr(custom, section) is None:
-            raise UsageError(f"this run used a custom {section}: resume, evaluate and play it from Python, passing {section}=...")
+def identity(recipe: Recipe, custom: Custom, learner: Learner) -> dict[str, Any]:
+    return build.identity(recipe, custom, learner.sampler.spec, learner.model.parameters.numel())
 
 
 def _check_reporting(recipe: Recipe) -> None:
@@ -262,7 +237,7 @@ class _Session:
         learner_state = self._learner.state(mid_rollout)
         continues = learner_state["sampler"]["continues"]
         about = {
-            "identity": identity(self._recipe, self._learner),
+            "identity": identity(self._recipe, self._run.custom, self._learner),
             "return_mean": mean,
             "environments": "continue mid-episode" if continues else "start new episodes",
         }

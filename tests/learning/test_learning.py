@@ -1,0 +1,41 @@
+"""Short learning runs with generous margins. One seed of each in `make test`, five in `make test-all`."""
+
+import pytest
+
+import manyhands as mh
+
+# Everything but the first seed belongs to `make test-all`.
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+
+
+def train(recipe, seed, tmp_path):
+    return mh.train(recipe, seed=seed, run_dir=tmp_path / "run", quiet=True, report={"tensorboard": False})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_ppo_reaches_475(seed, tmp_path):
+    assert train("cartpole-ppo", seed, tmp_path).evaluate(episodes=100).mean >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(5))
+def test_cartpole_a2c_reaches_475(seed, tmp_path):
+    assert train("cartpole-a2c", seed, tmp_path).evaluate(episodes=100).mean >= 475
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_snake_beats_a_random_player_by_five_apples(seed, tmp_path):
+    run = train("snake", seed, tmp_path)
+    trained = apples(run.evaluate(episodes=100))
+    random_player = apples(run.evaluate(episodes=100, epsilon=1.0))
+    assert random_player < 1
+    assert trained >= random_player + 5
+
+
+def apples(evaluation):
+    """An apple is +1, a death -1; a game that ran into the limit had no death (filling the board is beyond these agents)."""
+    deaths = evaluation.episodes - evaluation.truncated
+    return (sum(evaluation.returns) + deaths) / evaluation.episodes
