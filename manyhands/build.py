@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -54,8 +57,19 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def keep_memory() -> None:
+    """Ask glibc to keep freed memory: by default every large activation is handed back to the kernel and faulted in again,
+    which took up to a fifth of a CPU run's time."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            mallopt = ctypes.CDLL("libc.so.6").mallopt
+            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+            mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
 def place_threads(recipe: Recipe, device: torch.device) -> int:
     """Torch's intra-op threads: all cores on a CPU, where acting, learning and simulating take turns; one beside a GPU."""
+    keep_memory()
     threads = recipe.threads or (cores() if device.type == "cpu" else 1)
     torch.set_num_threads(threads)
     return threads

@@ -105,11 +105,11 @@ def _show_plan(about: dict[str, Any]) -> str:
 
 def _finished(run: Any, quiet: bool) -> int:
     rows = run.metrics()
-    if not quiet and rows:
-        mean = rows[-1].get("return_mean")
+    if not quiet:
+        mean = rows[-1].get("return_mean") if rows else None
         shown = "no finished episode yet" if mean is None else f"return {mean:.2f}"
         word = "stopped" if run.interrupted else "done"
-        print(f"{word}: {rows[-1]['step']:,} steps, {shown}; everything is in {run.directory}", file=sys.stderr)
+        print(f"{word}: {run.steps:,} steps, {shown}; everything is in {run.directory}", file=sys.stderr)
     if run.interrupted:
         if not quiet:
             print(f"continue with: manyhands resume {run.directory}", file=sys.stderr)

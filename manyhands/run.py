@@ -70,6 +70,7 @@ class Run:
     recipe: Recipe
     custom: Custom = field(default_factory=Custom)
     interrupted: bool = False
+    steps: int = 0  # taken so far, where this object comes from training
 
     @staticmethod
     def open(directory: str | Path, custom: Custom = Custom()) -> Run:  # noqa: B008 – frozen
@@ -177,7 +178,8 @@ class _Session:
         finally:
             self._writer.close()
             self._display.close()
-        return replace(self._run, interrupted=stop.asked and self._learner.clock.steps < self._recipe.total_steps)
+        steps = self._learner.clock.steps
+        return replace(self._run, interrupted=stop.asked and steps < self._recipe.total_steps, steps=steps)
 
     def _loop(self, stop: Stop) -> None:
         recipe, learner = self._recipe, self._learner
