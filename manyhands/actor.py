@@ -1,4 +1,8 @@
-"""The acting policy: an algorithm and its own copy of the parameters, refreshed at fixed points."""
+"""The acting policy: an algorithm and parameters that change at fixed points only.
+
+On a GPU it owns a copy of the flat vector, so that acting and updating may overlap on two streams. On a CPU they take
+turns, and it shares the learner's vector: a copy would cost memory traffic and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,12 @@ class Actor:
     def __init__(self, algorithm: Algorithm, learner_model: Model) -> None:
         self._algorithm = algorithm
         self._source = learner_model.parameters
-        self._model = learner_model.replica()
+        self._model = learner_model.replica() if learner_model.parameters.is_cuda else learner_model
         self.version = 0
 
     def refresh(self, version: int) -> None:
-        self._model.parameters.copy_(self._source)
+        if self._model.parameters is not self._source:
+            self._model.parameters.copy_(self._source)
         self.version = version
 
     @torch.inference_mode()
