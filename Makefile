@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-RUN := runs/snake-0
+RUN := runs/first-snake
 
 .PHONY: run test test-all lint clean
 

@@ -74,6 +74,8 @@ def open_run(
     return Run.open(directory, Custom(env, network, algorithm))
 
 
-def resume(run: Run | str | Path, *, total_steps: int | None = None, quiet: bool = False, **custom: Any) -> Run:
+def resume(
+    run: Run | str | Path, *, total_steps: int | None = None, quiet: bool = False, device: str | None = None, **custom: Any
+) -> Run:
     """Continue a run from its newest checkpoint."""
-    return runs.resume(run if isinstance(run, Run) else open_run(run, **custom), total_steps, quiet)
+    return runs.resume(run if isinstance(run, Run) else open_run(run, **custom), total_steps, quiet, device)

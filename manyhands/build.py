@@ -70,6 +70,8 @@ def keep_memory() -> None:
 def place_threads(recipe: Recipe, device: torch.device) -> int:
     """Torch's intra-op threads: all cores on a CPU, where acting, learning and simulating take turns; one beside a GPU."""
     keep_memory()
+    if recipe.threads < 0:
+        raise UsageError(f"threads = {recipe.threads}: must not be negative")
     threads = recipe.threads or (cores() if device.type == "cpu" else 1)
     torch.set_num_threads(threads)
     return threads
@@ -82,12 +84,12 @@ def make_group(
     factory: Factory | None = None,
     screen: bool = False,
 ) -> EnvGroup:
+    if factory is None:
+        env.check()
     if isinstance(env, SnakeEnv):
         return env.make(num_envs, device=str(device))
     if isinstance(env, AtariEnv):
         return env.make(num_envs, screen)
-    if factory is None:
-        env.check()
     if env.workers == 0 or screen:
         return env.make(num_envs, screen, factory)
     make = partial(env.make, factory=factory)
@@ -131,6 +133,10 @@ def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torc
         net = Network(torso, algorithm.head(feature_count(torso, spec), spec.actions))
         if config.init == "orthogonal" and custom.network is None:
             initialise_orthogonal(net)
+    if any(True for _ in net.buffers()):
+        raise UsageError(
+            "the network has buffers (BatchNorm, running statistics): they would not be saved; use LayerNorm instead"
+        )
     return flatten(net.to(device))
 
 
@@ -149,7 +155,17 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps)
 
 
-def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, parameters: int) -> dict[str, Any]:
+def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
+    """Everything that can be wrong with a recipe, found out with one simulator: hundreds may take half a minute to build."""
+    check_custom(recipe, custom)
+    device = find_device(recipe.device)
+    place_threads(recipe, device)
+    group = make_group(recipe.env, 1, device, custom.env)
+    group.close()
+    return group.spec, make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
+
+
+def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, model: Model) -> dict[str, Any]:
     """What a checkpoint must agree on with whoever loads it."""
     tree = to_dict(recipe)
     return {
@@ -158,7 +174,7 @@ def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, parameters: int) -> 
         "environment": spec.id,
         "observation": list(spec.obs),
         "actions": spec.actions,
-        "parameters": parameters,
+        "parameters": model.parameters.numel(),
     }
 
 
@@ -171,19 +187,17 @@ def check_custom(recipe: Recipe, custom: Custom) -> None:
 
 def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     """What a run would be, without starting one: for --dry-run."""
-    device = find_device(recipe.device)
-    group = make_group(recipe.env, 1, device, custom.env)
-    group.close()
-    spec = group.spec
-    model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)
+    spec, model = check(recipe, custom)
     parameters = model.parameters.numel()
     sampler = recipe.sampler
     frame_bytes = torch.zeros(spec.frame, dtype=getattr(torch, spec.dtype)).nbytes
-    rollout = 2 * (spec.stack + sampler.horizon) * sampler.num_envs * frame_bytes
+    slots = sampler.horizon * sampler.num_envs
+    # two buffers of frames, and the stacks of one rollout, twice while they change their layout
+    rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     batch = sampler.num_envs * sampler.horizon // recipe.memory.minibatches
     inputs = batch * frame_bytes * spec.stack * (5 if spec.dtype == "uint8" else 1)  # the bytes and their floats
     return {
-        "device": str(device),
+        "device": str(find_device(recipe.device)),
         "observation": list(spec.obs),
         "actions": spec.actions,
         "parameters": parameters,

@@ -56,9 +56,11 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
         for file in temporary.iterdir():
             _sync(file)
         _sync(temporary)
+        aside = folder / f".writing-{os.getpid()}-old"
         if final.exists():  # the same step again, after a resume
-            shutil.rmtree(final)
+            final.rename(aside)
         temporary.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
         _sync(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -117,7 +119,8 @@ def check_same(mine: dict[str, Any], theirs: dict[str, Any], where: Path) -> Non
     """A UsageError that names what differs between who loads and what was saved."""
     differing = [f"{key} is {theirs.get(key)!r} there, {mine[key]!r} here" for key in mine if mine[key] != theirs.get(key)]
     if differing:
-        raise UsageError(f"{where} does not fit: {'; '.join(differing)}. Nothing was loaded")
+        hint = "; pass a custom algorithm to mh.open_run(..., algorithm=...)" if "algorithm" in differing[0] else ""
+        raise UsageError(f"{where} does not fit: {'; '.join(differing)}. Nothing was loaded{hint}")
 
 
 def _all(folder: Path) -> list[Path]:
@@ -128,7 +131,7 @@ def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Tensors and arrays move into `tensors` by their path; everything else stays as JSON."""
     if isinstance(tree, Tensor | np.ndarray):
         tensors[path] = torch.as_tensor(tree).detach().cpu().contiguous().clone()
-        return {"$tensor": path}
+        return {"$array" if isinstance(tree, np.ndarray) else "$tensor": path}
     if isinstance(tree, dict):
         return {str(key): _split(value, f"{path}/{key}" if path else str(key), tensors) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -140,6 +143,8 @@ def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 def _join(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, dict):
+        if "$array" in tree:
+            return tensors[tree["$array"]].numpy()
         return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _join(v, tensors) for k, v in tree.items()}
     return [_join(value, tensors) for value in tree] if isinstance(tree, list) else tree
 

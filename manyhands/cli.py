@@ -55,7 +55,9 @@ def _take_options(arguments: list[str], options: dict[str, Any]) -> tuple[list[s
         if name not in options:
             rest.append(word)
         elif isinstance(options[name], bool):
-            values[name] = True
+            if attached not in ("", "true", "false"):
+                raise UsageError(f"{word}: {flag} is a switch, it takes no value")
+            values[name] = attached != "false"
         else:
             value = attached if equals else next(words, None)
             if value is None:
@@ -87,8 +89,10 @@ def train(arguments: list[str]) -> int:
             print(_show_plan(about))
         return 0
     directory = Path(own["run_dir"] or f"runs/{recipe.name}-{recipe.seed}")
-    run = runs.start(recipe, directory, quiet=own["quiet"])
-    return _finished(run, own["quiet"])
+    run = runs.start(recipe, directory, quiet=own["quiet"] or own["json"])
+    if own["json"]:
+        print(json.dumps({"run_dir": str(run.directory), "steps": run.steps, "interrupted": run.interrupted}))
+    return _finished(run, own["quiet"] or own["json"])
 
 
 def _show_plan(about: dict[str, Any]) -> str:
@@ -139,6 +143,8 @@ class ResumeOptions:
     """A run directory."""
     total_steps: int | None = None
     """Go on to this many steps instead of the recipe's."""
+    device: str | None = None
+    """Another device than the recipe's."""
     quiet: bool = False
     """Print nothing but warnings."""
 
@@ -159,6 +165,8 @@ class EvalOptions:
     """Seed of the evaluation, apart from the training's."""
     checkpoint: str = "latest"
     """latest, best, or a folder in checkpoints/."""
+    device: str | None = None
+    """Another device than the recipe's."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -179,6 +187,8 @@ class PlayOptions:
     """Steps shown per second (Atari in real time: 15)."""
     checkpoint: str = "latest"
     """latest, best, or a folder in checkpoints/."""
+    device: str | None = None
+    """Another device than the recipe's."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +214,8 @@ def _options(cls: Any, command: str, arguments: list[str], about: str) -> Any:
         if word.startswith("--") and word not in flags:
             check_flags([word], flags)
         words += [word, "True"] if word in switches else [word]
-    if "runs" in flags and not words:
-        raise UsageError(f"usage: {_program(command)} RUN...")
+    if not words:
+        raise UsageError(f"usage: {_program(command)} RUN   ('{_program(command)} --help' explains)")
     return parse(cls, words, _program(command), description=about)
 
 
@@ -214,7 +224,7 @@ def resume(arguments: list[str]) -> int:
     from manyhands import run as runs
 
     options = _options(ResumeOptions, "resume", arguments, resume.__doc__ or "")
-    return _finished(runs.resume(runs.Run.open(options.run), options.total_steps, options.quiet), options.quiet)
+    return _finished(runs.resume(runs.Run.open(options.run), options.total_steps, options.quiet, options.device), options.quiet)
 
 
 def evaluate(arguments: list[str]) -> int:
@@ -222,14 +232,18 @@ def evaluate(arguments: list[str]) -> int:
     from manyhands.run import Run
 
     o = _options(EvalOptions, "eval", arguments, evaluate.__doc__ or "")
-    result = Run.open(o.run).evaluate(
-        o.episodes,
-        protocol=o.protocol,
-        actions=o.actions,
-        epsilon=o.epsilon,
-        seed=o.seed,
-        checkpoint=o.checkpoint,
-        warn=_warn,
+    result = (
+        Run.open(o.run)
+        .on(o.device)
+        .evaluate(
+            o.episodes,
+            protocol=o.protocol,
+            actions=o.actions,
+            epsilon=o.epsilon,
+            seed=o.seed,
+            checkpoint=o.checkpoint,
+            warn=_warn,
+        )
     )
     if o.json:
         print(json.dumps(dataclasses.asdict(result)))
@@ -249,7 +263,7 @@ def play(arguments: list[str]) -> int:
     from manyhands.run import Run
 
     o = _options(PlayOptions, "play", arguments, play.__doc__ or "")
-    run = Run.open(o.run)
+    run = Run.open(o.run).on(o.device)
     video = o.video or run.directory / "play.mp4"
     score, steps = record(run, video, o.actions, o.seed, o.max_steps, o.fps, o.checkpoint, _warn)
     print(f"{video}: {steps:,} steps, score {score:g}")

@@ -143,7 +143,7 @@ class Recipe:
         if self.memory.epochs > 1 and type(self.algorithm) is ActorCritic:
             raise UsageError(
                 f"memory.epochs = {self.memory.epochs}: actor-critic uses a sample once (its gradient is on-policy); "
-                "set memory.epochs = 1 or algorithm.name = 'ppo'"
+                "set memory.epochs = 1, or start from a PPO recipe"
             )
 
 
@@ -179,6 +179,8 @@ def _read_tree(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     base = tree.pop("extends", None)
     if base is None:
         return tree
+    if not isinstance(base, str):
+        raise UsageError(f"recipe {name}: extends = {base!r}: must be the name of a recipe")
     merged = _merge(_read_tree(base, (*seen, name)), tree)
     merged["name"] = tree.get("name", Path(name).stem)
     return merged
@@ -208,7 +210,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _kind(section: str, table: dict[str, Any]) -> Any:
     if section == "env":
-        return env_class(table.get("id", SnakeEnv.id))
+        return env_class(str(table.get("id", SnakeEnv.id)))
     return table.get("name") if section in ("algorithm", "rule") else None
 
 
@@ -221,12 +223,17 @@ def env_class(env_id: str) -> type[AtariEnv | SnakeEnv | GymEnv]:
 def from_dict(tree: Mapping[str, Any], where: str = "recipe") -> Recipe:
     tree = dict(tree)
     for section, classes in (("algorithm", ALGORITHMS), ("rule", RULES)):
-        table = dict(tree.get(section, {}))
+        table = tree.get(section, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{where}: {section} = {table!r}: must be a table, [{section}] with name = ...")
+        table = dict(table)
         name = table.pop("name", None) or ("ppo" if section == "algorithm" else "adam")
         if name not in classes:
             raise UsageError(f"{where}: {section}.name = {name!r}: no such {section}{nearest(str(name), classes)}")
         tree[section] = _read(classes[name], table, where, f"{section}.")
-    if isinstance(tree.get("env"), dict):
+    if "env" in tree:
+        if not isinstance(tree["env"], dict) or not isinstance(tree["env"].get("id", ""), str):
+            raise UsageError(f'{where}: env = {tree["env"]!r}: must be a table, [env] with id = "..."')
         tree["env"] = _read(env_class(tree["env"].get("id", SnakeEnv.id)), tree["env"], where, "env.")
     return _read(Recipe, tree, where, "")
 

@@ -57,7 +57,7 @@ class Player:
         place_threads(run.recipe, device)
         self._algorithm = run.custom.algorithm or run.recipe.algorithm
         model = make_model(run.recipe, self._algorithm, group.spec, device, run.custom)
-        mine = identity(run.recipe, run.custom, group.spec, model.parameters.numel())
+        mine = identity(run.recipe, run.custom, group.spec, model)
         check_same(mine, manifest["identity"], run.checkpoints)
         model.parameters.copy_(state["learner"]["store"]["parameters"])
         self._net = model.net
@@ -133,6 +133,8 @@ def evaluate(
     """
     if episodes < 1:
         raise UsageError(f"--episodes {episodes}: must be at least 1")
+    if not 0 <= epsilon <= 1:
+        raise UsageError(f"--epsilon {epsilon}: must lie between 0 and 1")
     env, protocol, state, manifest = _open(run, protocol, checkpoint, warn)
     simulators = min(episodes, 32)
     rounds = math.ceil(episodes / simulators)
@@ -169,7 +171,7 @@ def evaluate(
     )
     folder = run.directory / "eval"
     folder.mkdir(exist_ok=True)
-    name = f"{protocol}-{actions}-step{manifest['step']}-seed{seed}.json"
+    name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{episodes}-step{manifest['step']}-seed{seed}.json"
     (folder / name).write_text(json.dumps(asdict(result), indent=1))
     return result
 
@@ -189,6 +191,8 @@ def record(
 
     if video.suffix not in (".mp4", ".gif"):
         raise UsageError(f"--video {video}: the name must end in .mp4 or .gif")
+    if fps <= 0 or max_steps < 1:
+        raise UsageError(f"--fps {fps:g} --max-steps {max_steps}: fps must be positive, max-steps at least 1")
     if not video.parent.is_dir():
         raise UsageError(f"--video {video}: no folder {video.parent}")
     env, _, state, manifest = _open(run, None, checkpoint, warn)

@@ -67,9 +67,12 @@ class MetricsWriter:
             self._wandb.log(row, step=row["step"])
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        for part in (self._file, self._board):
+            try:
+                if part is not None:
+                    part.close()
+            except OSError as error:
+                self._warn(f"could not write the last metrics ({error.strerror})")
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -129,6 +132,7 @@ class Display:
     def close(self) -> None:
         if self._progress is not None:
             self._progress.stop()
+            self._progress = None
 
 
 class _Rate:

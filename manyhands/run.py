@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from manyhands import build, checkpoint
 from manyhands.build import Custom, make_learner
 from manyhands.config import Recipe, load_recipe, to_toml
+from manyhands.hosts.process import GaveUp, give_up_at
 from manyhands.learner import Learner
 from manyhands.metrics import Display, MetricsWriter, read_metrics
 from manyhands.types import Episode, RunError, UsageError
@@ -25,6 +27,7 @@ from manyhands.types import Episode, RunError, UsageError
 if TYPE_CHECKING:
     from manyhands.evaluate import Evaluation
 
+RETRY_S = 30.0  # after a checkpoint that could not be saved
 GRACE_S = 5.0  # after Ctrl-C: time to reach the end of a rollout, where saving is exact
 
 
@@ -52,6 +55,7 @@ class Stop:
             if self.asked:
                 raise KeyboardInterrupt
             self.asked_at = time.monotonic()
+            give_up_at(self.asked_at + GRACE_S)  # a simulator that hangs must not keep us
             say("stopping: finishing this rollout, then saving (again to leave at once)")
 
         previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -79,6 +83,10 @@ class Run:
             raise UsageError(f"{directory} is not a run directory: it has no recipe.toml")
         return Run(directory, load_recipe(str(directory / "recipe.toml")), custom)
 
+    def on(self, device: str | None) -> Run:
+        """The same run on another device."""
+        return self if device is None else replace(self, recipe=replace(self.recipe, device=device))
+
     @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
@@ -95,44 +103,61 @@ class Run:
 def start(recipe: Recipe, directory: Path, custom: Custom = Custom(), quiet: bool = False) -> Run:  # noqa: B008
     """Train a new run."""
     recipe = replace(recipe, env=recipe.env.resolved())
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(
-            f"{directory} exists already: continue it with 'manyhands resume {directory}', or choose another --run-dir or --seed"
-        )
     _check_reporting(recipe)
-    learner = make_learner(recipe, custom)
+    identity = build.identity(recipe, custom, *build.check(recipe, custom))
     try:
+        if directory.is_dir() and any(directory.iterdir()):
+            raise UsageError(
+                f"{directory} exists already: continue it with 'manyhands resume {directory}', "
+                "or choose another --run-dir or --seed"
+            )
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "recipe.toml").write_text(to_toml(recipe))
-        return _Session(Run(directory, recipe, custom), learner, quiet).go()
+        if not os.access(directory, os.W_OK):
+            _refuse(directory, "not writable")
+    except OSError as error:
+        _refuse(directory, error.strerror or str(error))
+    try:
+        return _session(Run(directory, recipe, custom), quiet, identity)
     finally:
-        learner.close()
+        if not any(directory.iterdir()):  # nothing was started
+            directory.rmdir()
 
 
-def resume(run: Run, total_steps: int | None = None, quiet: bool = False) -> Run:
+def _refuse(directory: Path, reason: str) -> None:
+    raise UsageError(f"cannot use {directory} as a run directory: {reason}")
+
+
+def resume(run: Run, total_steps: int | None = None, quiet: bool = False, device: str | None = None) -> Run:
     """Continue a run from its newest good checkpoint."""
     recipe = run.recipe if total_steps is None else replace(run.recipe, total_steps=total_steps)
-    build.check_custom(recipe, run.custom)
-    display = Display(recipe.total_steps, quiet=True)
-    state, manifest = checkpoint.load_newest(run.checkpoints, display.warn)
+    recipe = recipe if device is None else replace(recipe, device=device)
+    _check_reporting(recipe)
+    state, manifest = checkpoint.load_newest(run.checkpoints, Display(recipe.total_steps, quiet=True).warn)
     if manifest["step"] >= recipe.total_steps:
         raise UsageError(
             f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
         )
-    _check_reporting(recipe)
-    learner = make_learner(recipe, run.custom)
+    identity = build.identity(recipe, run.custom, *build.check(recipe, run.custom))
+    checkpoint.check_same(identity, manifest["identity"], run.checkpoints)
+    return _session(replace(run, recipe=recipe), quiet, identity, state)
+
+
+def _session(run: Run, quiet: bool, identity: dict[str, Any], state: dict[str, Any] | None = None) -> Run:
+    display = Display(run.recipe.total_steps, quiet)
+    learner = None
     try:
-        checkpoint.check_same(identity(run.recipe, run.custom, learner), manifest["identity"], run.checkpoints)
-        if total_steps is not None:
-            (run.directory / "recipe.toml").write_text(to_toml(recipe))
-        learner.load(state["learner"])
-        return _Session(replace(run, recipe=recipe), learner, quiet, state).go()
+        display.say(str(run.recipe.env))
+        learner = make_learner(run.recipe, run.custom)
+        if state is not None:
+            learner.load(state["learner"])
+        temporary = run.directory / ".recipe.toml"
+        temporary.write_text(to_toml(run.recipe))
+        temporary.replace(run.directory / "recipe.toml")
+        return _Session(run, learner, display, identity, state).go()
     finally:
-        learner.close()
-
-
-def identity(recipe: Recipe, custom: Custom, learner: Learner) -> dict[str, Any]:
-    return build.identity(recipe, custom, learner.sampler.spec, learner.model.parameters.numel())
+        display.close()
+        if learner is not None:
+            learner.close()
 
 
 def _check_reporting(recipe: Recipe) -> None:
@@ -146,7 +171,10 @@ def _check_reporting(recipe: Recipe) -> None:
 class _Session:
     """One process's share of a run: from a start or a resume until the end or a stop."""
 
-    def __init__(self, run: Run, learner: Learner, quiet: bool, state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, run: Run, learner: Learner, display: Display, identity: dict[str, Any], state: dict[str, Any] | None = None
+    ) -> None:
+        self._identity = identity
         self._run = run
         self._recipe = recipe = run.recipe
         self._learner = learner
@@ -157,10 +185,14 @@ class _Session:
         self._seconds_before = 0.0
         self._reported: tuple[int, float] = (0, 0.0)  # step and time of the last report
         from_step = None
+        self._resumed = False
         if state is not None:
             self._load(state["session"])
+            self._resumed = True
             from_step = state["learner"]["store"]["steps"]
-        self._display = Display(recipe.total_steps, quiet)
+        self._display = display
+        self._saved_at = -1  # step of the newest checkpoint
+        self._try_again_at = 0.0  # after a failed save
         self._writer = MetricsWriter(run.directory, recipe, from_step, self._display.warn)
         self._begin = time.monotonic()
 
@@ -176,31 +208,39 @@ class _Session:
                 "sampler.horizon, or raise memory.minibatches"
             ) from error
         finally:
+            give_up_at(float("inf"))
             self._writer.close()
-            self._display.close()
         steps = self._learner.clock.steps
         return replace(self._run, interrupted=stop.asked and steps < self._recipe.total_steps, steps=steps)
 
     def _loop(self, stop: Stop) -> None:
-        recipe, learner = self._recipe, self._learner
-        saved_at = learner.store.refresh().steps
-        for rollout in learner.run():
-            if rollout is None:
-                if stop.overdue:
-                    return self._save(mid_rollout=True)
-                continue
-            self._count(rollout.episodes)
-            step = learner.clock.steps
-            done = step >= recipe.total_steps
-            if done or step // recipe.report.every_steps > self._reported[0] // recipe.report.every_steps:
-                self._report(step)
-            self._display.advance(step, self._mean())
-            if done or stop.asked or step // recipe.checkpoint.every_steps > saved_at // recipe.checkpoint.every_steps:
-                self._save()
-                saved_at = step
-            if done or stop.asked:
-                return None
-        return None
+        learner, total = self._learner, self._recipe.total_steps
+        every = self._recipe.checkpoint.every_steps
+        if self._resumed:
+            self._saved_at = learner.store.refresh().steps
+        else:
+            self._save()  # so that a run can be resumed whenever it dies
+        try:
+            for rollout in learner.run():
+                if rollout is None:
+                    if stop.overdue:
+                        raise GaveUp
+                    continue
+                self._count(rollout.episodes)
+                step = learner.clock.steps
+                done = step >= total
+                if done or step // self._recipe.report.every_steps > self._reported[0] // self._recipe.report.every_steps:
+                    self._report(step)
+                self._display.advance(step, self._mean())
+                last = done or stop.asked
+                due = step // every > max(self._saved_at, 0) // every and time.monotonic() >= self._try_again_at
+                if (last or due) and not self._save() and last:
+                    raise RunError(f"the last checkpoint, at step {step:,}, could not be saved; see the warning above")
+                if last:
+                    return
+        except GaveUp:  # asked to stop, and the rollout's end was too far away
+            if self._saved_at != learner.clock.steps:
+                self._save(mid_rollout=True)
 
     def _count(self, episodes: list[Episode]) -> None:
         for episode in episodes:
@@ -225,38 +265,42 @@ class _Session:
             "return_max": max(self._window, default=None),
             "episode_steps": sum(self._lengths) / len(self._lengths) if self._lengths else None,
             "refused_gradients": self._learner.store.refused,
+            "replaced_workers": self._learner.sampler.replaced_workers,
             **self._learner.sums.take(),
         }
         self._reported = (step, now)
         self._writer.write(row)
         self._display.report(row)
 
-    def _save(self, mid_rollout: bool = False) -> None:
+    def _save(self, mid_rollout: bool = False) -> bool:
         mean = self._mean()
         best = mean is not None and (self._best is None or mean > self._best)
-        if best:
-            self._best = mean
         learner_state = self._learner.state(mid_rollout)
         continues = learner_state["sampler"]["continues"]
         about = {
-            "identity": identity(self._recipe, self._run.custom, self._learner),
+            "identity": self._identity,
             "return_mean": mean,
             "environments": "continue mid-episode" if continues else "start new episodes",
         }
-        state = {"learner": learner_state, "session": self._state()}
+        state = {"learner": learner_state, "session": self._state(mean if best else self._best)}
         step = self._learner.clock.steps
         try:
             checkpoint.save(self._run.checkpoints, step, state, about, self._recipe.checkpoint.keep, best)
         except (OSError, SafetensorError) as error:  # a full disk, as Python and as safetensors say it
             reason = getattr(error, "strerror", None) or error
             self._display.warn(f"checkpoint at step {step:,} not saved ({reason}); the last good one stays, training goes on")
+            self._try_again_at = time.monotonic() + RETRY_S
+            return False
+        self._saved_at = step
+        self._best = mean if best else self._best
+        return True
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self, best: float | None) -> dict[str, Any]:
         return {
             "window": list(self._window),
             "lengths": list(self._lengths),
             "episodes": self._episodes,
-            "best": self._best,
+            "best": best,
             "seconds": self._seconds_before + time.monotonic() - self._begin,
             "reported": list(self._reported),
         }

@@ -165,6 +165,11 @@ class Sampler(Protocol):
     spec: EnvSpec
     seconds: dict[str, float]  # where its time went
 
+    @property
+    def replaced_workers(self) -> int:
+        """Simulator processes that were lost."""
+        ...
+
     def state(self, mid_rollout: bool = False) -> dict: ...
     def load(self, state: dict) -> None: ...
     def run(self, policy: Policy) -> Iterator[Rollout | None]:

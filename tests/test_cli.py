@@ -44,7 +44,15 @@ def manyhands(capsys, *arguments):
         (["eval", "nowhere", "--episods", "3"], "did you mean '--episodes'"),
         (["eval", "nowhere", "--episodes", "x"], "--episodes"),
         (["plot", "nowhere"], "not a run directory"),
-        (["play"], "run"),
+        (["play"], "usage: manyhands play RUN"),
+        (["plot"], "usage: manyhands plot RUN"),
+        (["train", "snake", "--network.torso", "custom"], "custom network"),
+        (["train", "snake", "--threads", "-1"], "threads"),
+        (["train", "snake", "--algorithm.gamma", "1.5"], "between 0 and 1"),
+        (["train", "snake", "--rule.learning-rate", "nan"], "learning_rate"),
+        (["train", "snake", "--run-dir", "/proc/nowhere/run"], "cannot use"),
+        (["train", "pong-ppo", "--network.torso", "mlp"], "choose one of nature"),
+        (["train", "snake", "--dry-run=maybe"], "switch"),
         (["recipes", "--jsn"], "--json"),
     ],
 )
@@ -74,6 +82,11 @@ def test_dry_run_says_what_would_happen(capsys, tmp_path, monkeypatch):
     code, out, _ = manyhands(capsys, "train", "snake", "--dry-run", "--json")
     assert json.loads(out)["actions"] == 4
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_recipes_does_not_need_ale_py():
+    code = "import sys; sys.modules['ale_py'] = None; from manyhands.cli import main; main(['recipes'])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 def test_recipes_are_listed_with_descriptions(capsys):
@@ -121,6 +134,9 @@ def test_files_extend_and_unknown_keys_fail(tmp_path):
         ("[sampler]\nnum_envs = true", "must be a whole number"),
         ('[algorithm]\nname = "pppo"', "did you mean 'ppo'"),
         ("total_steps = ", "not valid TOML"),
+        ('algorithm = "ppo"', "must be a table"),
+        ("[env]\nid = 5", "must be a table"),
+        ("extends = 5", "must be the name"),
         (f'extends = "{mine}"', "extends itself"),
     ]:
         mine.write_text(text)

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -23,7 +25,7 @@ SMALL = {
     "network": {"hidden": [32]},
     "sampler": {"num_envs": 8, "horizon": 16},
     "memory": {"epochs": 2, "minibatches": 2},
-    "total_steps": 6000,
+    "total_steps": 12_000,
     "checkpoint": {"every_steps": 1000},
     "report": {"every_steps": 500, "tensorboard": False},
     "threads": 1,
@@ -65,7 +67,7 @@ def test_the_run_directory_is_the_whole_record(reference):
     run = reference
     assert {p.name for p in run.directory.iterdir()} == {"recipe.toml", "metrics.jsonl", "checkpoints"}
     last = run.metrics()[-1]
-    assert last["step"] >= 6000 and last["frames"] == last["step"] and last["updates"] > 100
+    assert last["step"] >= 12_000 and last["frames"] == last["step"] and last["updates"] > 100
     for key in ("return_mean", "return_max", "episodes", "loss", "entropy", "kl", "learning_rate", *TIMES):
         assert last[key] is not None, key
     manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
@@ -85,13 +87,15 @@ def test_same_seed_same_run_other_seed_other_run(reference, tmp_path):
 def test_other_samplers_learn_the_same(reference, tmp_path, kind):
     """Random numbers are keyed by simulator and slot; only the order of floating-point sums may differ."""
     run = train(tmp_path / kind, sampler={**SMALL["sampler"], "kind": kind})
-    assert [r["episodes"] for r in rows(run)][:2] == [r["episodes"] for r in rows(reference)][:2]
+    for mine, theirs in zip(rows(run)[:2], rows(reference)[:2], strict=True):
+        assert mine["episodes"] == theirs["episodes"] and mine["return_mean"] == theirs["return_mean"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
 def test_resumed_equals_uninterrupted(reference, tmp_path):
     """Stopped at a third by a smaller total; schedules run on the recipe's own total."""
-    run = train(tmp_path / "run", total_steps=2000, rule={"anneal": "none"})
-    longer = mh.resume(run, total_steps=6000, quiet=True)
+    run = train(tmp_path / "run", total_steps=4000, rule={"anneal": "none"})
+    longer = mh.resume(run, total_steps=12_000, quiet=True)
     whole = train(tmp_path / "whole", rule={"anneal": "none"})
     assert torch.equal(final_parameters(longer), final_parameters(whole))
     # The shorter run reported once more, at its own end.
@@ -99,15 +103,14 @@ def test_resumed_equals_uninterrupted(reference, tmp_path):
     assert len(common) > 8 and common[-1]["episodes"] == rows(whole)[-1]["episodes"]
 
 
-@pytest.mark.parametrize("kill_after", [1, 3])
+@pytest.mark.parametrize("kill_after", [1, 2])
 def test_killed_and_resumed_equals_uninterrupted(reference, tmp_path, kill_after):
     run_dir = tmp_path / "run"
     recipe = tmp_path / "small.toml"
     recipe.write_text((reference.directory / "recipe.toml").read_text())
-    # Slowed down by many more reports, so that the kill lands between checkpoints.
     process = command("train", recipe, "--run-dir", run_dir, "--quiet")
     checkpoints = run_dir / "checkpoints"
-    wait_for(lambda: checkpoints.exists() and len(list(checkpoints.glob("step-*"))) >= min(kill_after, 2))
+    wait_for(lambda: checkpoints.exists() and len(list(checkpoints.glob("step-*"))) >= kill_after)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert command("resume", run_dir, "--quiet").wait() == 0
@@ -184,7 +187,7 @@ def test_nothing_is_started_from_scratch_when_all_are_damaged(reference, tmp_pat
     for path in run.checkpoints.glob("step-*"):
         damage(path / "tensors.safetensors", "flipped")
     with pytest.raises(mh.UsageError, match="every checkpoint is damaged"):
-        mh.resume(run, total_steps=9000, quiet=True)
+        mh.resume(run, total_steps=90_000, quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -204,23 +207,102 @@ def test_a_checkpoint_of_another_kind_names_what_differs(reference, tmp_path, ch
     shutil.rmtree(other.checkpoints)
     shutil.copytree(run.checkpoints, other.checkpoints, symlinks=True)
     with pytest.raises(mh.UsageError, match=message):
-        mh.resume(other, total_steps=9000, quiet=True)
+        mh.resume(other, total_steps=90_000, quiet=True)
 
 
-def test_a_full_disk_stops_nothing(tmp_path):
-    """Files may not grow beyond 40 kB: checkpoints fail, training goes on and says so."""
-    small = tmp_path / "small.toml"
+def test_a_full_disk_stops_no_training_and_is_not_called_success(tmp_path):
+    """Files may not grow beyond 40 kB: checkpoints fail, training goes on and says so, and the end is no exit 0."""
     train(tmp_path / "first", total_steps=300)
-    shutil.copy(tmp_path / "first" / "recipe.toml", small)
     process = command(
-        "train", small, "--run-dir", tmp_path / "run", "--total-steps", 4000, "--quiet", stderr=subprocess.PIPE, text=True,
+        "train", tmp_path / "first" / "recipe.toml", "--run-dir", tmp_path / "run", "--total-steps", 4000, "--quiet",
+        stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000)),
     )  # fmt: skip
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "not saved" in errors and "training goes on" in errors
+    assert process.returncode == 1
+    assert "not saved" in errors and "training goes on" in errors and "Traceback" not in errors
     assert Run.open(tmp_path / "run").metrics()[-1]["step"] >= 4000
     assert not list((tmp_path / "run" / "checkpoints").glob(".writing*"))
+
+
+def test_a_run_that_died_at_once_can_be_resumed(reference, tmp_path):
+    """There is a checkpoint of step 0, and resuming from it is the same as never having died."""
+    run = copy_of(reference, tmp_path)
+    shutil.rmtree(run.checkpoints)
+    shutil.rmtree(train(tmp_path / "young", total_steps=1).checkpoints / "latest", ignore_errors=True)
+    young = Run.open(tmp_path / "young")
+    (first,) = [p for p in young.checkpoints.glob("step-*") if p.name.endswith("0" * 12)]
+    run.checkpoints.mkdir()
+    shutil.copytree(first, run.checkpoints / first.name)
+    mh.resume(run, quiet=True)
+    assert torch.equal(final_parameters(run), final_parameters(reference))
+
+
+class Roulette(gymnasium.Env):
+    """Random, with an array in its state."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.sums = np.zeros(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sums = np.zeros(2)
+        return self.sums.astype(np.float32), {}
+
+    def step(self, action):
+        self.sums = self.sums + self.np_random.random(2)
+        return (self.sums % 1).astype(np.float32), float(self.sums.copy()[action] % 1), bool(self.sums[0] > 9), False, {}
+
+    def get_state(self):
+        return {"sums": self.sums}
+
+    def set_state(self, state):
+        self.sums = state["sums"]
+
+
+def test_a_random_environment_that_offers_its_state_resumes_exactly(tmp_path):
+    def go(name, steps, workers):
+        return mh.train(
+            "cartpole-ppo", env={"make": Roulette, "workers": workers}, run_dir=tmp_path / name, total_steps=steps, quiet=True,
+            rule={"anneal": "none"}, report={"tensorboard": False, "every_steps": 1000}, sampler={"num_envs": 5, "horizon": 32},
+        )  # fmt: skip
+
+    whole = go("whole", 3000, 0)
+    part = go("part", 1000, 2)
+    part = mh.resume(mh.open_run(part.directory, env=Roulette), total_steps=3000, quiet=True)
+    assert torch.equal(final_parameters(part), final_parameters(whole))
+
+
+def test_ctrl_c_does_not_wait_for_a_simulator_that_hangs(tmp_path):
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import time, sys, manyhands as mh\n"
+        "from tests.conftest import Corridor\n"
+        "class Sleepy(Corridor):\n"
+        "    def step(self, action):\n"
+        "        if self._episode > 200: time.sleep(600)\n"
+        "        return super().step(action)\n"
+        "run = mh.train('cartpole-ppo', env=lambda: Sleepy(4), run_dir=sys.argv[1], report={'every_steps': 100})\n"
+        "sys.exit(130 if run.interrupted else 0)\n"
+    )
+    root = str(Path(__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path / "run"], env={**os.environ, "PYTHONPATH": root}, stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    size = -1
+    while size != metrics.stat().st_size:  # until nothing moves any more
+        size = metrics.stat().st_size
+        time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10 and process.returncode == 130 and "Traceback" not in errors
+    manifest = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "manifest.json").read_text())
+    assert manifest["step"] > 0
 
 
 def alive(pids):

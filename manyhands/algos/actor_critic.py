@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyhands.maths import policy, returns
 from manyhands.maths.stacking import stacked
 from manyhands.nets.heads import PolicyValue
-from manyhands.types import Loss, PolicyBatch, Rollout
+from manyhands.types import Loss, PolicyBatch, Rollout, UsageError
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class ActorCritic:
     """Added to π inside the logarithm (BA3C: 1e-6)."""
     loss_scale: float = 1.0
     """Multiplies the loss, a mean over samples (PAAC: 5, its rate was found for sums over five slots)."""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"algorithm.{name} = {getattr(self, name)}: must lie between 0 and 1")
+        for name in ("entropy_coef", "value_coef", "log_epsilon", "loss_scale", "clip"):
+            if not getattr(self, name, 0.0) >= 0:
+                raise UsageError(f"algorithm.{name} = {getattr(self, name)}: must not be negative")
 
     def head(self, features: int, actions: int) -> nn.Module:
         return PolicyValue(features, actions)

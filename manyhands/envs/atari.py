@@ -27,7 +27,7 @@ class AtariEnv:
     id: str = "ALE/Pong-v5"
     """The game."""
     preset: Literal["paper", "sticky"] = "paper"
-    """paper: no sticky actions, up to 30 no-op starts; sticky: repeat probability 0.25 (Machado et al.)."""
+    """paper: no sticky actions, up to 30 no-op starts; sticky: repeat probability 0.25, no life-loss signal."""
     sticky_actions: float | None = None
     """Probability that the emulator repeats the last action; the preset decides if not given."""
     noop_max: int | None = None
@@ -50,12 +50,29 @@ class AtariEnv:
     def __post_init__(self) -> None:
         if self.stack < 1 or self.frame_skip < 1 or self.max_frames < 1:
             raise UsageError("env.stack, env.frame_skip and env.max_frames must be at least 1")
+        if self.reward_clip < 0 or self.threads < 0 or (self.noop_max or 0) < 0:
+            raise UsageError("env.reward_clip, env.threads and env.noop_max must not be negative")
+        if not 0 <= (self.sticky_actions or 0.0) <= 1:
+            raise UsageError(f"env.sticky_actions = {self.sticky_actions}: must lie between 0 and 1")
+
+    def check(self) -> None:
+        """A UsageError with the nearest name if there is no such game. Reading a recipe does not need ale-py."""
         game_of(self.id)
+
+    def __str__(self) -> str:
+        life = "life loss ends returns" if self.life_loss else "life loss not signalled"
+        clip = f"rewards clipped to ±{self.reward_clip:g} for learning" if self.reward_clip else "raw rewards"
+        return (
+            f"{self.id}: sticky actions {self.sticky_actions:g}, up to {self.noop_max} no-ops, {life}, {clip}, {self.size}, "
+            f"{self.stack} frames of {self.frame_skip}"
+        )
 
     def resolved(self) -> AtariEnv:
         """With the preset's values filled in, as the run directory records it."""
-        mine = {name: getattr(self, name) for name in PRESETS[self.preset]}
-        return replace(self, **{k: v for k, v in PRESETS[self.preset].items() if mine[k] is None})
+        chosen = {k: v for k, v in PRESETS[self.preset].items() if getattr(self, k) is None}
+        if self.preset == "sticky":
+            chosen["life_loss"] = False
+        return replace(self, **chosen)
 
     def for_evaluation(self, noop_max: int | None, max_frames: int) -> AtariEnv:
         """Raw rewards and whole games."""
@@ -171,3 +188,5 @@ class AtariGroup:
         if self._pending:
             self.recv()
         self._env.close()
+        if self._twin is not None:
+            self._twin.close()

@@ -21,7 +21,7 @@ class GymEnv:
     """[env] of any other Gymnasium id."""
 
     id: str = "CartPole-v1"
-    """A registered Gymnasium id; `module:Name-v0` imports the module that registers it."""
+    """A registered Gymnasium id."""
     stack: int = 1
     """Observations that the network sees at once."""
     reward_clip: float = 0.0
@@ -38,6 +38,11 @@ class GymEnv:
     def __post_init__(self) -> None:
         if self.stack < 1 or self.workers < -1 or self.step_timeout_s <= 0:
             raise UsageError("env.stack must be at least 1, env.workers at least -1, env.step_timeout_s positive")
+        if self.reward_clip < 0 or self.max_episode_steps < 0 or self.restarts < 0:
+            raise UsageError("env.reward_clip, env.max_episode_steps and env.restarts must not be negative")
+
+    def __str__(self) -> str:
+        return self.id
 
     def resolved(self) -> GymEnv:
         return self
@@ -55,7 +60,11 @@ class GymEnv:
             raise UsageError(f"env.id = {self.id!r}: {_one_line(error)}{hint}") from error
 
     def make(self, num_envs: int, with_screen: bool = False, factory: Factory | None = None) -> GymGroup:
-        return GymGroup(self, num_envs, factory or _maker(self, with_screen))
+        return GymGroup(self, num_envs, _limited(self, factory) if factory else _maker(self, with_screen))
+
+
+def _limited(config: GymEnv, factory: Factory) -> Factory:
+    return (lambda: TimeLimit(factory(), config.max_episode_steps)) if config.max_episode_steps else factory
 
 
 def _maker(config: GymEnv, with_screen: bool) -> Factory:
@@ -135,7 +144,10 @@ class GymGroup:
             ) from error
 
     def screen(self, index: int) -> np.ndarray:
-        picture = self._envs[index].render()
+        try:
+            picture = self._envs[index].render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"showing {self.spec.id} needs a package: {_one_line(error)}") from error
         if isinstance(picture, np.ndarray):
             return picture
         if not self.spec.is_image:
@@ -204,7 +216,13 @@ def _env_state(env: gymnasium.Env) -> dict | None:
         wrapper = wrapper.env
     if not (hasattr(wrapper, "get_state") and hasattr(wrapper, "set_state")):
         return None
-    return {"env": wrapper.get_state(), "elapsed": elapsed}
+    generator = getattr(wrapper, "_np_random", None)
+    state = {
+        "env": wrapper.get_state(),
+        "elapsed": elapsed,
+        "np_random": None if generator is None else generator.bit_generator.state,
+    }
+    return state if _is_plain(state) else None
 
 
 def _load_env_state(env: gymnasium.Env, state: dict) -> None:
@@ -213,4 +231,17 @@ def _load_env_state(env: gymnasium.Env, state: dict) -> None:
         if isinstance(wrapper, TimeLimit):
             wrapper._elapsed_steps = state["elapsed"]
         wrapper = wrapper.env
+    if state["np_random"] is not None:
+        wrapper.np_random.bit_generator.state = state["np_random"]
     wrapper.set_state(state["env"])
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint can hold it: numbers, strings, lists and arrays, in dictionaries by name."""
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return value is None or isinstance(value, int | float | str | np.generic)

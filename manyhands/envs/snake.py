@@ -43,8 +43,16 @@ class SnakeEnv:
     def __post_init__(self) -> None:
         if self.board < 4:
             raise UsageError(f"env.board = {self.board}: the snake needs at least 4")
+        if self.reward_clip < 0:
+            raise UsageError(f"env.reward_clip = {self.reward_clip}: must not be negative")
         if self.cell_pixels < 1 or self.stack < 1 or self.patience < 1:
             raise UsageError("env.cell_pixels, env.stack and env.patience must be at least 1")
+
+    def check(self) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.board}×{self.board} cells, {self.stack} frames"
 
     def resolved(self) -> SnakeEnv:
         return self

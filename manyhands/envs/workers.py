@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -93,7 +94,7 @@ class WorkerGroup:
         self._parts = list(itertools.pairwise(bounds))
         self._seeds = [0] * num_envs
         self._asked_at = 0.0
-        self._pending = False
+        self._restart_next: set[int] = set()  # parts replaced between steps: their next slot is a reset
         self._children: list[Child] = []
         try:
             self._children = [self._start(i) for i in range(len(self._parts))]
@@ -129,12 +130,12 @@ class WorkerGroup:
     def send(self, actions: Any) -> None:
         self._memory["action"][:] = actions
         self._asked_at = time.monotonic()
-        self._pending = True
-        for i in range(len(self._children)):
-            self._post(i, b"s")
+        for i, (low, high) in enumerate(self._parts):
+            restart = i in self._restart_next
+            self._post(i, b"w" + pickle.dumps(np.ones(high - low, bool)) if restart else b"s")
+        self._restart_next.clear()
 
     def recv(self) -> Step:
-        self._pending = False
         for i in range(len(self._children)):
             self._receive(i, max(self._timeout_s - (time.monotonic() - self._asked_at), 0.0))
         return self._step()
@@ -151,8 +152,8 @@ class WorkerGroup:
         return self._step()
 
     def _ask_all(self, message: bytes) -> list[Any]:
-        for child in self._children:
-            child.send(message)
+        for i in range(len(self._children)):
+            self._post(i, message)
         replies = [self._receive(i, BUILD_TIMEOUT_S, replace=False)[1:] for i in range(len(self._children))]
         return [pickle.loads(reply) if reply else None for reply in replies]
 
@@ -171,6 +172,7 @@ class WorkerGroup:
             if not replace or self._restarts_left == 0:
                 raise RunError(reason) from None
             self._restarts_left -= 1
+            print(f"warning: {reason}; replaced, {self._restarts_left} more times allowed", file=sys.stderr)
             self._replace(part)
             return OK
 
@@ -180,10 +182,10 @@ class WorkerGroup:
         self.replaced += 1
         # Other seeds: the old ones may lead to the same trap.
         self._seeds[low:high] = [(seed + 7919 * self.replaced) % (2**31 - 1) for seed in self._seeds[low:high]]
-        self._children[part] = child = self._start(part)
+        self._children[part] = self._start(part)
         self._ready(part)
         for message in (b"m", b"r" + pickle.dumps(self._seeds[low:high])):
-            child.send(message)
+            self._post(part, message)
             self._receive(part, BUILD_TIMEOUT_S, replace=False)
 
     def screen(self, index: int) -> np.ndarray:
@@ -194,18 +196,37 @@ class WorkerGroup:
         raise IndexError(index)
 
     def state(self) -> dict | None:
-        states = self._ask_all(b"g")
+        """In the format of one group of all environments: another number of workers can load it."""
+        replaced = self.replaced
+        for i in range(len(self._children)):
+            self._post(i, b"g")
+        states: list[Any] = []
+        for i in range(len(self._children)):
+            reply = self._receive(i, BUILD_TIMEOUT_S)[1:]
+            states.append(pickle.loads(reply) if reply else None)
+            if self.replaced > replaced:
+                self._restart_next.add(i)
+                replaced = self.replaced
         if any(state is None for state in states):
             return None
-        parts = {str(i): state for i, state in enumerate(states)}
-        return {"parts": parts, "bounds": [list(part) for part in self._parts], "seeds": list(self._seeds)}
+        envs = [state["envs"][str(i)] for state in states for i in range(len(state["seeds"]))]
+        return {
+            "envs": {str(i): env for i, env in enumerate(envs)},
+            "obs": np.concatenate([state["obs"] for state in states]),
+            "ended": np.concatenate([state["ended"] for state in states]),
+            "seeds": list(self._seeds),
+        }
 
     def load(self, state: dict) -> None:
-        if [list(part) for part in self._parts] != state["bounds"]:
-            raise UsageError("the checkpoint was written with another number of env.workers: resume with the same")
         self._seeds = list(state["seeds"])
-        for i, child in enumerate(self._children):
-            child.send(b"l" + pickle.dumps(state["parts"][str(i)]))
+        for i, (low, high) in enumerate(self._parts):
+            part = {
+                "envs": {str(k - low): state["envs"][str(k)] for k in range(low, high)},
+                "obs": state["obs"][low:high],
+                "ended": state["ended"][low:high],
+                "seeds": self._seeds[low:high],
+            }
+            self._post(i, b"l" + pickle.dumps(part))
             self._receive(i, BUILD_TIMEOUT_S, replace=False)
 
     def close(self) -> None:

@@ -25,8 +25,8 @@ def main() -> None:
     try:
         function, arguments = cloudpickle.loads(connection.recv_bytes())
         function(connection, *arguments)
-    except EOFError:
-        pass  # the parent closed its end: nothing left to do
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent hung up: nothing left to do
     except BaseException:
         try:
             connection.send_bytes(b"E" + traceback.format_exc().encode())

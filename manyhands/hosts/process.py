@@ -32,6 +32,19 @@ class ChildLost(Exception):
     """The child was killed or missed its deadline; it does not run any more."""
 
 
+class GaveUp(Exception):
+    """Waiting was called off: see give_up_at."""
+
+
+_give_up_at = float("inf")
+
+
+def give_up_at(moment: float) -> None:
+    """From this moment on (time.monotonic) no child is waited for any more; a stop in a hurry sets it."""
+    global _give_up_at
+    _give_up_at = moment
+
+
 class Child:
     def __init__(self, function: Callable[..., None], *arguments: Any, name: str, files: tuple[int, ...] = ()) -> None:
         self.name = name
@@ -64,9 +77,13 @@ class Child:
 
     def recv(self, timeout_s: float) -> bytes:
         """The child's next message. It is ended if none comes in time."""
-        if not self._poll.poll(timeout_s * 1000):
-            self.kill()
-            self._lost(f"gave no answer for {timeout_s:g} s and was ended")
+        deadline = time.monotonic() + timeout_s
+        while not self._poll.poll(min(max(deadline - time.monotonic(), 0.0), 0.5) * 1000):
+            if time.monotonic() >= _give_up_at:
+                raise GaveUp
+            if time.monotonic() >= deadline:
+                self.kill()
+                self._lost(f"gave no answer for {timeout_s:g} s and was ended")
         try:
             message = self._connection.recv_bytes()
         except (EOFError, OSError):

@@ -62,6 +62,10 @@ class LockstepSampler:
         self._buffers = [_Buffer(self, groups[0]) for _ in range(2)]
         self._started = False
 
+    @property
+    def replaced_workers(self) -> int:
+        return sum(getattr(group, "replaced", 0) for group in self.groups)
+
     def run(self, policy: Policy) -> Iterator[Rollout | None]:
         if not self._started:
             self._start()
@@ -148,7 +152,7 @@ class LockstepSampler:
         most = self._decorrelate_steps
         u = random.uniform(self._seed, random.DECORRELATE, simulators, torch.tensor(self._life), 1).squeeze(-1)
         start = most - (u * (most + 1)).long()  # the slot at which each simulator's game begins
-        noise = random.uniform(self._seed, random.DECORRELATE, simulators, torch.tensor(self._life + 1), most)
+        noise = random.uniform(self._seed, random.START, simulators, torch.tensor(self._life), most)
         for t in range(most):
             if bool((start == t).any()):
                 group.restart((start == t).numpy())
@@ -158,6 +162,8 @@ class LockstepSampler:
 
     def state(self, mid_rollout: bool = False) -> dict:
         """In the middle of a rollout there is no consistent state: the simulators will start new episodes."""
+        if not self._started:
+            return {"slot": 0, "life": -1, "continues": False}  # a load then starts them for the first time
         groups = [None if mid_rollout else group.state() for group in self.groups]
         common = {"slot": self._slot, "life": self._life}
         if any(state is None for state in groups):
@@ -205,19 +211,20 @@ class _Buffer:
 
     def begin(self, previous: _Buffer) -> None:
         """Start with the last frames of the previous rollout."""
-        self.load_tail(previous.tail())
+        self._copy_tail(previous.tail(), slice(0, self._history + 1))
 
     def tail(self) -> dict[str, Tensor]:
         keep = self._history + 1
         return {"obs": self.obs[-keep:], "first": self.first[-keep:]}
 
     def load_tail(self, tail: dict[str, Tensor]) -> None:
-        """As this rollout's beginning and, so that the next begin() finds it, as its end."""
-        keep = self._history + 1
-        for where in (slice(0, keep), slice(-keep, None)):
-            self.obs[where].copy_(tail["obs"])
-            self.first[where].copy_(tail["first"])
-            self.first_side[where].copy_(tail["first"])
+        """As this rollout's end, where the next begin() looks for it."""
+        self._copy_tail(tail, slice(-self._history - 1, None))
+
+    def _copy_tail(self, tail: dict[str, Tensor], where: slice) -> None:
+        self.obs[where].copy_(tail["obs"])
+        self.first[where].copy_(tail["first"])
+        self.first_side[where].copy_(tail["first"])
 
     def put_start(self, columns: slice, step: Step) -> None:
         self._put(self.obs, -1, columns, step.obs)

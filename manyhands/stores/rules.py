@@ -5,6 +5,7 @@ What torch.optim has is used as it is; what it lacks is written here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,8 +31,10 @@ class Rule:
     """Clip the gradient's global norm; 0 leaves it alone."""
 
     def __post_init__(self) -> None:
-        if self.learning_rate < 0:
-            raise UsageError(f"rule.learning_rate = {self.learning_rate} is negative: give a positive number")
+        for name in ("learning_rate", "max_grad_norm", "epsilon", "decay"):
+            value = getattr(self, name, 0.0)
+            if not (math.isfinite(value) and value >= 0):
+                raise UsageError(f"rule.{name} = {value}: must be a number that is not negative")
         if self.scaling != "none" and self.reference_batch < 1:
             raise UsageError(f"rule.scaling = {self.scaling!r} needs rule.reference_batch, the batch the rate was found for")
 
@@ -101,8 +104,7 @@ def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    (parameter,) = optimiser.param_groups[0]["params"]
-    device = parameter.device
-    optimiser.state[parameter] = {
-        name: value.to(device).clone() if value.dim() else value.clone() for name, value in state.items()
-    }
+    """torch knows which of a rule's tensors belong on the parameters' device and which stay on the CPU."""
+    copies = {name: value.clone() for name, value in state.items()}
+    groups = optimiser.state_dict()["param_groups"]
+    optimiser.load_state_dict({"state": {0: copies} if copies else {}, "param_groups": groups})

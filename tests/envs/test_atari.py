@@ -112,4 +112,5 @@ def test_presets_and_names():
     assert AtariEnv(preset="sticky", noop_max=5).resolved().noop_max == 5
     assert game_of("ALE/MsPacman-v5") == "ms_pacman"
     with pytest.raises(UsageError, match="did you mean 'ALE/Pong-v5'"):
-        AtariEnv(id="ALE/Pnog-v5")
+        AtariEnv(id="ALE/Pnog-v5").check()
+    assert AtariEnv(preset="sticky", life_loss=True).resolved().life_loss is False

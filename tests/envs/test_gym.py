@@ -202,3 +202,21 @@ def test_unknown_id_suggests_the_nearest():
         GymEnv(id="CartPole-v11").check()
     with pytest.raises(UsageError, match="did you mean 'CartPole-v1'"):
         GymEnv(id="Cartpole-v1").check()
+
+
+def test_a_worker_lost_between_steps_is_replaced_and_answers_with_a_reset():
+    group = workers(lambda: Corridor(50), num_envs=4, processes=2)
+    group.reset([1, 2, 3, 4])
+    group.send(np.zeros(4, np.int64))
+    group.recv()
+    os.kill(group._children[0].pid, signal.SIGKILL)
+    assert group.state() is None  # nothing exact to save this time
+    group.send(np.zeros(4, np.int64))
+    assert group.recv().first.tolist() == [True, True, False, False]
+    assert group.state() is not None and group.replaced == 1
+    group.close()
+
+
+def test_a_limit_applies_to_factories_too():
+    group = GymEnv(id="custom", max_episode_steps=2).make(1, factory=lambda: Corridor(50))
+    assert [row[3] for row in rows(group, 2)] == [False, True]

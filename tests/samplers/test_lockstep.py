@@ -86,6 +86,27 @@ def test_serial_and_alternating_equal_batched(sizes, overlap, decorrelate):
         assert sorted(a.episodes, key=key) == sorted(b.episodes, key=key)
 
 
+@pytest.mark.parametrize("horizon", [1, 2, 3, 5])
+def test_horizons_shorter_than_the_stack(horizon):
+    """What the policy sees does not depend on how the slots are cut into rollouts."""
+
+    def seen(horizon, slots=30):
+        observations = []
+
+        class Watching(FixedPolicy):
+            def act(self, obs, epsilon, noise):
+                observations.append(obs.clone())
+                return super().act(obs, epsilon, noise)
+
+        groups = [SnakeGroup(SnakeEnv(board=5, patience=20, stack=4), 3)]
+        items = LockstepSampler(groups, horizon, 0.99, 3, CPU).run(Watching(4))
+        while len(observations) < slots:
+            next(items)
+        return torch.stack(observations[:slots])
+
+    assert torch.equal(seen(horizon), seen(15))
+
+
 def test_stacks_seen_by_the_policy_restart_with_episodes():
     seen = []
 

@@ -117,8 +117,25 @@ def test_a_saved_store_goes_on_bit_for_bit(rule):
     assert torch.equal(m1.parameters, m2.parameters) and one.clock == two.clock
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rule", [Adam(), RMSProp()])
+def test_a_store_saved_on_the_cpu_goes_on_on_a_gpu(rule):
+    m = model([1.0, 2.0])
+    store = LocalStore(m, rule, 100)
+    m.gradient.fill_(0.5)
+    store.step(GradientInfo(0, 1))
+    net = torch.nn.Linear(2, 1, bias=False).cuda()
+    other = flatten(net)
+    moved = LocalStore(other, rule, 100)
+    moved.load(store.state())
+    for one in (m, other):
+        one.gradient.fill_(-0.25)
+    store.step(GradientInfo(0, 1)), moved.step(GradientInfo(0, 1))
+    torch.testing.assert_close(other.parameters.cpu(), m.parameters)
+
+
 def test_impossible_settings():
     with pytest.raises(UsageError, match="epsilon_inside"):
         RMSProp(initial_square=1.0)
-    with pytest.raises(UsageError, match="negative"):
+    with pytest.raises(UsageError, match="learning_rate"):
         Adam(learning_rate=-1.0)
