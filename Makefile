@@ -8,8 +8,8 @@ RUN := runs/first-snake
 
 .PHONY: run test test-all lint clean
 
-# torch first and by its exact version: a range may pull gigabytes of CUDA packages onto a machine without a GPU.
-# TORCH= (empty) lets pip choose what the range in pyproject.toml admits.
+# torch first and by its exact version, so that every machine tests the same one. TORCH= (empty) lets pip choose what the
+# range in pyproject.toml admits; point pip at torch's CPU index where a machine has no GPU.
 TORCH ?= torch==2.13.0
 
 $(VENV)/installed: pyproject.toml

@@ -10,6 +10,7 @@ Names load when they are first used: worker processes import this package withou
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from manyhands.config import Recipe, load_recipe
     from manyhands.run import Run
     from manyhands.types import EnvSpec, Loss, PolicyBatch, Rollout, RunError, UsageError
+
+# Torch's idle CPU threads spin for milliseconds by default; on cores that are shared, with simulators or with other
+# programs, everybody then waits for everybody. Read once, when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 __version__ = "0.1.0"
 
@@ -40,6 +45,10 @@ __all__ = sorted(_HOMES)
 
 
 gymnasium.register("manyhands/Snake-v0", entry_point="manyhands.envs.snake:GymnasiumSnake")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -59,6 +59,10 @@ def train(
     )
     if factory is not None and not isinstance(resolved.env, GymEnv):
         resolved = replace(resolved, env=GymEnv(id="custom"))
+    if factory is not None:
+        own = getattr(factory, "__name__", "")
+        name = own if own.isidentifier() else "custom"
+        resolved = replace(resolved, description=f"{resolved.name} on {name}", name=overrides.get("name", name))
     directory = Path(run_dir) if run_dir else Path("runs") / f"{resolved.name}-{resolved.seed}"
     return runs.start(resolved, directory, custom, quiet)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -60,8 +61,9 @@ class SamplerConfig:
     """Before training each simulator plays a random number of random steps, up to this, so that games are at different points."""
 
     def __post_init__(self) -> None:
-        if self.num_envs < 1 or self.horizon < 1 or self.decorrelate_steps < 0:
-            raise UsageError("sampler.num_envs and sampler.horizon must be at least 1, decorrelate_steps not negative")
+        for name, least in (("num_envs", 1), ("horizon", 1), ("decorrelate_steps", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"sampler.{name} = {getattr(self, name)}: must be at least {least}")
         if self.kind == "alternating" and self.num_envs < 2:
             raise UsageError("sampler.kind = 'alternating' needs two groups: set sampler.num_envs to at least 2")
 
@@ -330,7 +332,28 @@ def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
     flags = flags_of(recipe)
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags)
-    return parse(Recipe, arguments, program, default=recipe)
+        arguments = _checked_numbers(arguments, flags)
+    about = "Every key of the recipe is an option. Beside them: --run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S."
+    return parse(Recipe, arguments, program, default=recipe, description=about)
+
+
+def _checked_numbers(arguments: list[str], flags: dict[str, Any]) -> list[str]:
+    """Numbers as people write them – 1e6, 200_000 – and one clear line for what is none."""
+    words = list(arguments)
+    for i, word in enumerate(words):
+        if flags.get(word) not in (int, float):
+            continue
+        if i + 1 == len(words) or words[i + 1].startswith("--"):
+            raise UsageError(f"{word} needs a value")
+        try:
+            number = float(words[i + 1])
+        except ValueError:
+            raise UsageError(f"{word} {words[i + 1]}: must be {_type_name(flags[word])}") from None
+        if flags[word] is int:
+            if number != int(number if math.isfinite(number) else 0.5):
+                raise UsageError(f"{word} {words[i + 1]}: must be a whole number")
+            words[i + 1] = str(int(number))
+    return words
 
 
 def parse(target: Any, arguments: list[str], program: str, default: Any = None, description: str | None = None) -> Any:
@@ -382,7 +405,8 @@ def _with_env_kind(recipe: Recipe, arguments: list[str]) -> Recipe:
 def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
     for i, word in enumerate(arguments):
         if word.startswith("--") and word not in flags:
-            raise UsageError(f"unknown option {word}{nearest(word, flags) if flags else ''}")
+            near = difflib.get_close_matches(word, flags, 1, 0.7)
+            raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
         if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):
             previous = next((w for w in reversed(arguments[:i]) if w.startswith("--")), None)
             if previous is None or typing.get_origin(flags[previous]) is not tuple:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from manyhands.config import Recipe, to_dict
 
 FILE = "metrics.jsonl"
+QUIET_S = 20.0  # a plain log says something at least this often
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -94,6 +95,7 @@ class Display:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._rate = _Rate()
+        self._spoke_at = time.monotonic()
         if self._live:
             self._progress = Progress(
                 BarColumn(bar_width=24),
@@ -114,6 +116,8 @@ class Display:
 
     def advance(self, step: int, return_mean: float | None) -> None:
         rate = self._rate.update(step)
+        if not self._live and time.monotonic() - self._spoke_at > QUIET_S:
+            self._line(step, rate, return_mean)
         if self._progress is not None:
             shown = "–" if return_mean is None else f"{return_mean:.2f}"
             left = format_seconds((self._total - step) / rate) if rate else "–"
@@ -123,11 +127,16 @@ class Display:
     def report(self, row: dict[str, Any]) -> None:
         if self._live or self._quiet:
             return
-        shown = "–" if row.get("return_mean") is None else f"{row['return_mean']:.2f}"
-        rate = row["steps_per_s"]
-        left = format_seconds(max(self._total - row["step"], 0) / rate) if rate else "–"
-        line = f"{row['step']:>12,} steps  {rate:>8,.0f}/s  return {shown:>8}  episodes {row['episodes']:>6,}  {left} left"
-        print(line, file=sys.stderr, flush=True)
+        self._line(row["step"], row["steps_per_s"], row["return_mean"])
+
+    def _line(self, step: int, rate: float, return_mean: float | None) -> None:
+        if self._quiet:
+            return
+        self._spoke_at = time.monotonic()
+        shown = "–" if return_mean is None else f"{return_mean:.2f}"
+        smooth = self._rate.value() or rate
+        left = format_seconds(max(self._total - step, 0) / smooth) if smooth else "–"
+        print(f"{step:>12,} steps  {rate:>8,.0f}/s  return {shown:>8}  {left:>8} left", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._progress is not None:
@@ -136,7 +145,7 @@ class Display:
 
 
 class _Rate:
-    """Steps per second over the last ten seconds or so."""
+    """Steps per second over the last twenty seconds or so."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, int]] = []
@@ -144,8 +153,13 @@ class _Rate:
     def update(self, step: int) -> float:
         now = time.monotonic()
         self._marks.append((now, step))
-        while len(self._marks) > 2 and now - self._marks[0][0] > 10:
+        while len(self._marks) > 2 and now - self._marks[0][0] > 20:
             self._marks.pop(0)
+        return self.value()
+
+    def value(self) -> float:
+        if not self._marks:
+            return 0.0
         (t0, s0), (t1, s1) = self._marks[0], self._marks[-1]
         return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
 

@@ -109,7 +109,7 @@ def start(recipe: Recipe, directory: Path, custom: Custom = Custom(), quiet: boo
         if directory.is_dir() and any(directory.iterdir()):
             raise UsageError(
                 f"{directory} exists already: continue it with 'manyhands resume {directory}', "
-                "or choose another --run-dir or --seed"
+                "delete it, or choose another --run-dir or --seed (run_dir=, seed=)"
             )
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
@@ -146,7 +146,10 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], state: dict[str, A
     display = Display(run.recipe.total_steps, quiet)
     learner = None
     try:
-        display.say(str(run.recipe.env))
+        recipe = run.recipe
+        display.say(str(recipe.env))
+        device, threads = build.find_device(recipe.device), torch.get_num_threads()
+        display.say(f"{recipe.sampler.num_envs} simulators, {device}, {threads} torch threads; writing to {run.directory}")
         learner = make_learner(run.recipe, run.custom)
         if state is not None:
             learner.load(state["learner"])

@@ -55,9 +55,9 @@ class GymEnv:
         try:
             gymnasium.spec(self.id)
         except Exception as error:
-            near = difflib.get_close_matches(self.id, gymnasium.registry, 1, 0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"env.id = {self.id!r}: {_one_line(error)}{hint}") from error
+            near = difflib.get_close_matches(self.id, gymnasium.registry, 1, 0.6)
+            reason = f"no such environment; did you mean {near[0]!r}?" if near else _one_line(error)
+            raise UsageError(f"env.id = {self.id!r}: {reason}") from error
 
     def make(self, num_envs: int, with_screen: bool = False, factory: Factory | None = None) -> GymGroup:
         return GymGroup(self, num_envs, _limited(self, factory) if factory else _maker(self, with_screen))
@@ -102,14 +102,14 @@ class GymGroup:
     def reset(self, seeds: list[int]) -> Step:
         self._seeds = list(seeds)
         for i, seed in enumerate(seeds):
-            self._obs[i] = self._see(self._call(i, "reset", seed=int(seed))[0])
+            self._keep(i, self._call(i, "reset", seed=int(seed))[0])
         self._ended[:] = False
         return self._step(first=np.ones(self.num_envs, bool))
 
     def restart(self, which: Any) -> Step:
         which = np.asarray(which, bool)
         for i in np.flatnonzero(which).tolist():
-            self._obs[i] = self._see(self._call(i, "reset")[0])
+            self._keep(i, self._call(i, "reset")[0])
         self._ended &= ~which
         return self._step(first=which.copy())
 
@@ -122,10 +122,10 @@ class GymGroup:
         step = self._step(first=self._ended.copy())
         for i, action in enumerate(self._actions):
             if step.first[i]:
-                self._obs[i] = self._see(self._call(i, "reset")[0])
+                self._keep(i, self._call(i, "reset")[0])
             else:
                 obs, reward, terminated, truncated, _ = self._call(i, "step", self._first_action + int(action))
-                self._obs[i] = self._see(obs)
+                self._keep(i, obs)
                 step.reward[i], step.terminated[i], step.truncated[i] = reward, terminated, truncated
         self._ended = np.asarray(step.terminated) | np.asarray(step.truncated)
         return step
@@ -133,6 +133,12 @@ class GymGroup:
     def _step(self, first: np.ndarray) -> Step:
         terminated, truncated, life_lost = np.zeros((3, self.num_envs), bool)
         return Step(self._obs, np.zeros(self.num_envs, np.float32), terminated, truncated, life_lost, first)
+
+    def _keep(self, index: int, obs: Any) -> None:
+        declared = self._envs[index].observation_space.shape
+        if np.shape(obs) != declared:
+            raise ValueError(f"{self.spec.id} gave an observation of shape {np.shape(obs)}, but its space says {declared}")
+        self._obs[index] = self._see(obs)
 
     def _call(self, index: int, method: str, *arguments: Any, **named: Any) -> Any:
         try:
