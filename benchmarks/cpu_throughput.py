@@ -66,14 +66,10 @@ def measure_manyhands(algorithm: str, seconds: float, kind: str) -> float:
 
 
 def measure_sb3(algorithm: str, seconds: float, vector: str) -> float:
-    import ale_py
-    import gymnasium
     from stable_baselines3 import A2C, PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
-
-    gymnasium.register_envs(ale_py)
 
     class Clock(BaseCallback):
         """Starts after the first rollout and its update, stops after `seconds` at the end of one."""
@@ -99,7 +95,7 @@ def measure_sb3(algorithm: str, seconds: float, vector: str) -> float:
     sampler, memory = setting["sampler"], setting["memory"]
     n, horizon = sampler["num_envs"], sampler["horizon"]  # type: ignore[index]
     classes = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
-    env = VecFrameStack(make_atari_env("ALE/Pong-v5", n, seed=0, vec_env_cls=classes[vector], env_kwargs=_EMULATOR), 4)
+    env = VecFrameStack(make_atari_env(_make_pong, n, seed=0, vec_env_cls=classes[vector]), 4)
     if algorithm == "ppo":
         batch = n * horizon // memory["minibatches"]  # type: ignore[index]
         model = PPO("CnnPolicy", env, n_steps=horizon, n_epochs=memory["epochs"], batch_size=batch, device="cpu")  # type: ignore[index]
@@ -112,7 +108,13 @@ def measure_sb3(algorithm: str, seconds: float, vector: str) -> float:
     return (s1 - s0) / (t1 - t0)
 
 
-_EMULATOR = {"frameskip": 1, "repeat_action_probability": 0.0}  # the wrapper skips frames itself
+def _make_pong(**options):  # type: ignore[no-untyped-def]
+    """In whatever process SB3 makes it; its wrapper skips frames itself."""
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    return gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, **options)
 
 
 def isolated(who: str, *arguments: str) -> float:
