@@ -1,29 +1,31 @@
-"""manyhands and Stable-Baselines3 on the same machine, one after the other: whole training loops on Pong, steps per second.
+"""manyhands and Stable-Baselines3 on the same machine: whole training loops on Pong, steps per second.
 
 Same network (nature), environments, horizon, epochs and minibatches; Stable-Baselines3 with the vector environment that is
-faster here. Rounds alternate between the two, so that a noisy machine is noisy for both; the median counts.
+faster here. Each trains in a process of its own, and they take turns of a few seconds: a machine that is noisy for minutes is
+noisy for both. The rates are medians over the turns, the ratio is theirs.
 
-    python benchmarks/cpu_throughput.py [--json] [--rounds 3] [--seconds 20] [--only ppo]
+    python benchmarks/cpu_throughput.py [--json] [--turns 10] [--seconds 4] [--only ppo]
 """
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TextIO
 
 import torch
 import tyro
 
-from manyhands.bench import machine, train_rate
-from manyhands.build import Custom
+from manyhands import machine
+from manyhands.build import Custom, make_learner
 from manyhands.config import load_recipe
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {
         "recipe": "pong-ppo",
         "sampler": {"num_envs": 8, "horizon": 128},
@@ -41,71 +43,74 @@ SETTINGS = {
 class Options:
     json: bool = False
     """Print one JSON object."""
-    rounds: int = 3
+    turns: int = 10
     """How often each is measured."""
-    seconds: float = 20.0
-    """Length of each measurement, without the warm-up."""
+    seconds: float = 4.0
+    """Length of a turn; it ends with the rollout and the updates under way then."""
     only: Literal["ppo", "a2c", ""] = ""
     """Measure one algorithm only."""
     kind: Literal["batched", "alternating"] = "batched"
     """manyhands' sampler."""
 
 
-def measure_manyhands(algorithm: str, seconds: float, kind: str) -> float:
+class Turns:
+    """In the process that trains: waits for a turn, counts steps until its time is over, tells the rate, waits again."""
+
+    def __init__(self, seconds: float, answers: TextIO) -> None:
+        self._seconds, self._answers = seconds, answers
+        self._began: tuple[float, int] | None = None
+
+    def rollout_over(self, steps: int) -> None:
+        now = time.perf_counter()
+        if self._began is not None and now - self._began[0] < self._seconds:
+            return
+        rate = 0.0 if self._began is None else (steps - self._began[1]) / (now - self._began[0])
+        print(rate, file=self._answers, flush=True)
+        if not sys.stdin.readline():
+            os._exit(0)
+        self._began = (time.perf_counter(), steps)
+
+
+def train_manyhands(algorithm: str, kind: str, turns: Turns) -> None:
     setting = SETTINGS[algorithm]
-    recipe = load_recipe(
-        str(setting["recipe"]),
-        {
-            "device": "cpu",
-            "network": {"torso": "nature"},
-            "sampler": {**setting["sampler"], "kind": kind, "decorrelate_steps": 0},  # type: ignore[dict-item]
-            "memory": setting["memory"],
-        },
-    )
-    return train_rate(recipe, Custom(), seconds)
+    changes = {
+        "device": "cpu",
+        "network": {"torso": "nature"},
+        "sampler": {**setting["sampler"], "kind": kind, "decorrelate_steps": 0},
+        "memory": setting["memory"],
+    }
+    learner = make_learner(load_recipe(setting["recipe"], changes), Custom())
+    for rollout in learner.run():
+        if rollout is not None:
+            turns.rollout_over(learner.clock.steps)
 
 
-def measure_sb3(algorithm: str, seconds: float, vector: str) -> float:
+def train_sb3(algorithm: str, vector: str, turns: Turns) -> None:
     from stable_baselines3 import A2C, PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
 
-    class Clock(BaseCallback):
-        """Starts after the first rollout and its update, stops after `seconds` at the end of one."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.marks: list[tuple[float, int]] = []
-
+    class TakeTurns(BaseCallback):
         def _on_step(self) -> bool:
             return True
 
         def _on_rollout_start(self) -> None:
-            self.marks.append((time.perf_counter(), self.num_timesteps))
-
-        def over(self) -> bool:
-            return len(self.marks) > 2 and self.marks[-1][0] - self.marks[1][0] > seconds
-
-    class StopAtRollout(Clock):
-        def _on_step(self) -> bool:
-            return not self.over()
+            if self.num_timesteps:
+                turns.rollout_over(self.num_timesteps)
 
     setting = SETTINGS[algorithm]
     sampler, memory = setting["sampler"], setting["memory"]
-    n, horizon = sampler["num_envs"], sampler["horizon"]  # type: ignore[index]
-    classes = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
-    env = VecFrameStack(make_atari_env(_make_pong, n, seed=0, vec_env_cls=classes[vector]), 4)
+    n, horizon = sampler["num_envs"], sampler["horizon"]
+    vectors = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}
+    env = VecFrameStack(make_atari_env(_make_pong, n, seed=0, vec_env_cls=vectors[vector]), 4)
+    model: Any
     if algorithm == "ppo":
-        batch = n * horizon // memory["minibatches"]  # type: ignore[index]
-        model = PPO("CnnPolicy", env, n_steps=horizon, n_epochs=memory["epochs"], batch_size=batch, device="cpu")  # type: ignore[index]
+        batch = n * horizon // memory["minibatches"]
+        model = PPO("CnnPolicy", env, n_steps=horizon, n_epochs=memory["epochs"], batch_size=batch, device="cpu")
     else:
         model = A2C("CnnPolicy", env, n_steps=horizon, device="cpu")
-    clock = StopAtRollout()
-    model.learn(10**9, callback=clock)
-    env.close()
-    (t0, s0), (t1, s1) = clock.marks[1], clock.marks[-1]
-    return (s1 - s0) / (t1 - t0)
+    model.learn(10**9, callback=TakeTurns())
 
 
 def _make_pong(**options):  # type: ignore[no-untyped-def]
@@ -117,43 +122,77 @@ def _make_pong(**options):  # type: ignore[no-untyped-def]
     return gymnasium.make("ALE/Pong-v5", frameskip=1, repeat_action_probability=0.0, **options)
 
 
-def isolated(who: str, *arguments: str) -> float:
-    """Each measurement in a fresh process: no allocator, thread pool or emulator is inherited."""
-    command = [sys.executable, __file__, "--measure", who, *arguments]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+class Contender:
+    """A process that trains when asked: no allocator, thread pool or emulator is shared with another one."""
+
+    def __init__(self, who: str, algorithm: str, variant: str, seconds: float) -> None:
+        command = [sys.executable, __file__, "--train", who, algorithm, variant, str(seconds)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()  # it has learned from a first rollout
+
+    def turn(self) -> float:
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> float:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self._process.args[3:])} ended: see above")  # type: ignore[index]
+        return float(line)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def compare(algorithm: str, options: Options) -> dict[str, Any]:
+    candidates = {vector: Contender("sb3", algorithm, vector, options.seconds) for vector in ("dummy", "subproc")}
+    trial: dict[str, list[float]] = {vector: [] for vector in candidates}
+    for _ in range(2):
+        for vector, contender in candidates.items():
+            trial[vector].append(contender.turn())
+    chosen = max(trial, key=lambda vector: max(trial[vector]))
+    sb3 = candidates.pop(chosen)
+    for other in candidates.values():
+        other.close()
+    contenders = {"manyhands": Contender("manyhands", algorithm, options.kind, options.seconds), "sb3": sb3}
+    rates: dict[str, list[float]] = {who: [] for who in contenders}
+    for _ in range(options.turns):
+        for who, contender in contenders.items():
+            rates[who].append(contender.turn())
+    for contender in contenders.values():
+        contender.close()
+    medians = {who: statistics.median(values) for who, values in rates.items()}
+    return {
+        **{who: round(rate, 1) for who, rate in medians.items()},
+        "ratio": round(medians["manyhands"] / medians["sb3"], 3),
+        "turns": {who: [round(x, 1) for x in values] for who, values in rates.items()},
+        "sb3_vector_env": chosen,
+    }
 
 
 def main(options: Options) -> None:
-    result: dict[str, object] = {}
+    result: dict[str, Any] = {}
     for algorithm in [options.only] if options.only else list(SETTINGS):
-        seconds = str(options.seconds)
-        vectors = {v: isolated("sb3", algorithm, seconds, v) for v in ("dummy", "subproc")}
-        vector = max(vectors, key=lambda v: vectors[v])
-        rates: dict[str, list[float]] = {"manyhands": [], "sb3": []}
-        for _ in range(options.rounds):
-            rates["manyhands"].append(isolated("manyhands", algorithm, seconds, options.kind))
-            rates["sb3"].append(isolated("sb3", algorithm, seconds, vector))
-        ours, theirs = (statistics.median(rates[who]) for who in ("manyhands", "sb3"))
-        result[algorithm] = {
-            "manyhands": round(ours, 1),
-            "sb3": round(theirs, 1),
-            "ratio": round(ours / theirs, 3),
-            "rounds": {who: [round(x, 1) for x in values] for who, values in rates.items()},
-            "sb3_vector_env": vector,
-        }
+        result[algorithm] = row = compare(algorithm, options)
         if not options.json:
-            print(f"{algorithm}: manyhands {ours:,.0f} steps/s, SB3 {theirs:,.0f} ({vector}), ratio {ours / theirs:.2f}")
+            print(
+                f"{algorithm}: manyhands {row['manyhands']:,.0f} steps/s, "
+                f"SB3 {row['sb3']:,.0f} ({row['sb3_vector_env']}), ratio {row['ratio']:.2f}"
+            )
     if options.json:
-        print(json.dumps({**result, "machine": machine()}))
+        print(json.dumps({**result, "machine": machine.describe()}))
     else:
-        m = machine()
+        m = machine.describe()
         print(f"on {m['cpu']}, {m['cores']} cores, torch {torch.__version__}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        who, algorithm, seconds, kind = sys.argv[2:]
-        measure = {"manyhands": measure_manyhands, "sb3": measure_sb3}[who]
-        print(measure(algorithm, float(seconds), kind))
+    if sys.argv[1:2] == ["--train"]:
+        who, algorithm, variant, seconds = sys.argv[2:]
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # whatever the libraries print is no answer
+        {"manyhands": train_manyhands, "sb3": train_sb3}[who](algorithm, variant, Turns(float(seconds), answers))
     else:
         main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))

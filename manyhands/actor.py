@@ -6,6 +6,9 @@ turns, and it shares the learner's vector: a copy would cost memory traffic and 
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,10 +17,15 @@ from manyhands.types import Algorithm
 
 
 class Actor:
-    def __init__(self, algorithm: Algorithm, learner_model: Model) -> None:
+    """With `keep`, what the convolutions made of each slot is kept: whoever learns from these slots once, before the
+    parameters change, need not compute it again."""
+
+    def __init__(self, algorithm: Algorithm, learner_model: Model, keep: bool = False) -> None:
         self._algorithm = algorithm
         self._source = learner_model.parameters
         self._model = learner_model.replica() if learner_model.parameters.is_cuda else learner_model
+        self._keep = keep and self._model is learner_model
+        self._kept: list[list[Tensor]] = []
         self.version = 0
 
     def refresh(self, version: int) -> None:
@@ -27,4 +35,13 @@ class Actor:
 
     @torch.inference_mode()
     def act(self, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return self._algorithm.act(self._model.net, obs, epsilon, noise)
+        net: Any = self._model.net
+        if self._keep:
+            self._kept.append([])
+            net = partial(net, results=self._kept[-1])
+        return self._algorithm.act(net, obs, epsilon, noise)
+
+    def take_kept(self) -> list[Tensor]:
+        """The results of each convolution for all slots since the last call, in the order of acting."""
+        kept, self._kept = self._kept, []
+        return [torch.cat(results) for results in zip(*kept, strict=True)]

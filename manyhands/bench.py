@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from typing import Any
 
 import torch
 
-from manyhands.build import Custom, cores, make_learner
+from manyhands import machine
+from manyhands.build import Custom, make_learner
 from manyhands.config import Recipe
 from manyhands.learner import Learner
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.types import Rollout
-
-
-def machine() -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            model = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": model, "cores": cores(), "gpu": gpu, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
@@ -40,16 +29,6 @@ def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
         if total >= seconds:
             break
     return steps, total, rollout
-
-
-def train_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
-    """Steps per second of the whole training loop."""
-    learner = make_learner(recipe, custom)
-    try:
-        steps, total, _ = _timed(learner, seconds)
-    finally:
-        learner.close()
-    return steps / total
 
 
 def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
@@ -71,7 +50,7 @@ def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
         "simulator_only_steps_per_s": round(alone, 1),
         "fraction_of_simulator": round(rate / alone, 3),
         "time": {name: round(value / total, 3) for name, value in split.items()},
-        "machine": machine(),
+        "machine": machine.describe(),
     }
 
 

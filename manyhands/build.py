@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +16,12 @@ from manyhands.envs.gym import Factory, GymEnv
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
+from manyhands.machine import cores, keep_memory
 from manyhands.maths import random
 from manyhands.memory.fresh import FreshMemory
 from manyhands.nets.flat import Model, flatten
 from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
-from manyhands.nets.torsos import make_torso
+from manyhands.nets.torsos import ConvTorso, make_torso
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.stores.local import LocalStore
 from manyhands.types import Algorithm, EnvGroup, EnvSpec, UsageError
@@ -39,10 +36,6 @@ class Custom:
     algorithm: Algorithm | None = None
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def find_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -55,16 +48,6 @@ def find_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device = {name!r}: give cpu, cuda, cuda:N or auto")
     return device
-
-
-def keep_memory() -> None:
-    """Ask glibc to keep freed memory: by default every large activation is handed back to the kernel and faulted in again,
-    which took up to a fifth of a CPU run's time."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            mallopt = ctypes.CDLL("libc.so.6").mallopt
-            mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
-            mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
 def place_threads(recipe: Recipe, device: torch.device) -> int:
@@ -152,7 +135,10 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
         raise
     memory = FreshMemory(partial(algorithm.prepare, model.net), recipe.memory.epochs, recipe.memory.minibatches, recipe.seed)
     store = LocalStore(model, recipe.rule, recipe.total_steps)
-    return Learner(algorithm, model, sampler, memory, store, recipe.total_steps)
+    # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
+    once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
+    keep = once and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
 
 
 def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:

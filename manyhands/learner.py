@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,14 @@ class Learner:
     """run() yields after every rollout and its updates: then nothing is in flight, and state() is exact."""
 
     def __init__(
-        self, algorithm: Algorithm, model: Model, sampler: Sampler, memory: Memory, store: Store, total_steps: int
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        sampler: Sampler,
+        memory: Memory,
+        store: Store,
+        total_steps: int,
+        keep_acting: bool = False,
     ) -> None:
         self._algorithm = algorithm
         self.model = model
@@ -25,7 +33,7 @@ class Learner:
         self._memory = memory
         self.store = store
         self._total_steps = total_steps
-        self.actor = Actor(algorithm, model)
+        self.actor = Actor(algorithm, model, keep_acting)
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0
@@ -52,7 +60,10 @@ class Learner:
         version = self.clock.updates
         progress = min(self.clock.steps / self._total_steps, 1.0)
         self.model.gradient.zero_()
-        loss = self._algorithm.loss(self.model.net, None, batch, progress)
+        net: Any = self.model.net
+        if kept := self.actor.take_kept():
+            net = partial(net, known=kept)  # acting has done the convolutions: a tenth of A2C's time on a CPU
+        loss = self._algorithm.loss(net, None, batch, progress)
         loss.value.backward()
         receipt = self.store.step(GradientInfo(version, samples=len(batch.weight)))
         self.clock = receipt.clock

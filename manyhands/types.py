@@ -102,6 +102,7 @@ class Rollout:
     steps: int  # decisions among the T * B slots
     stack: int
     episodes: list[Episode] = field(default_factory=list)
+    stacks: Tensor | None = None  # [T+1, B, *obs] what the network saw, where acting assembled it frame by frame
 
 
 @dataclass(frozen=True)

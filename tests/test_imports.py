@@ -8,11 +8,12 @@ import manyhands
 ROOT = Path(manyhands.__file__).parent
 MAY = {
     "types": set(),
+    "machine": set(),
     "maths": {"types", "maths"},
     "nets": {"types", "nets"},
     "hosts": {"types", "hosts"},
     "algos": {"types", "maths", "nets", "algos"},
-    "envs": {"types", "maths", "hosts", "envs"},
+    "envs": {"types", "machine", "maths", "hosts", "envs"},
     "samplers": {"types", "maths", "envs", "samplers"},
     "memory": {"types", "maths", "hosts", "memory"},
     "stores": {"types", "maths", "nets", "hosts", "stores"},

@@ -363,3 +363,12 @@ def test_nan_rewards_never_reach_the_parameters(tmp_path):
             "cartpole-ppo", env={"make": lambda: Poison(5), "workers": 0}, run_dir=tmp_path / "run", quiet=True,
             report={"tensorboard": False},
         )  # fmt: skip
+
+
+def test_learning_from_what_acting_computed_changes_nothing(tmp_path):
+    """One update a rollout: batched sampling keeps the convolutions of acting, alternating computes them again."""
+    once = {"memory": {"epochs": 1, "minibatches": 1}, "total_steps": 1500, "checkpoint": {"every_steps": 10_000}}
+    sampler = {"num_envs": 8, "horizon": 16}
+    runs = [train(tmp_path / kind, **once, sampler={**sampler, "kind": kind}) for kind in ("batched", "alternating")]
+    one, two = map(final_parameters, runs)
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.maths import policy, returns
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import rollout_stacks
 from manyhands.nets.heads import PolicyValue
 from manyhands.types import Loss, PolicyBatch, Rollout, UsageError
 
@@ -53,9 +53,8 @@ class ActorCritic:
 
     @torch.no_grad()
     def prepare(self, net: nn.Module, rollout: Rollout) -> PolicyBatch:
-        T, B = rollout.action.shape
-        last = (rollout.obs.shape[0] - 1) * B + torch.arange(B, device=rollout.obs.device)
-        _, bootstrap = net(stacked(rollout.obs, rollout.first, last, rollout.stack))
+        T = len(rollout.action)
+        _, bootstrap = net(rollout_stacks(rollout, T, T + 1))
         # The slot after an end acts on the episode's true last observation: its value is there already.
         value = torch.cat([rollout.extras["value"], bootstrap.unsqueeze(0)])  # [T+1, B]
         advantage = returns.advantages(rollout.reward, rollout.discount, rollout.cut, value, self.gae_lambda)

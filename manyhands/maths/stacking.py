@@ -1,7 +1,10 @@
 """Frame stacks, assembled where they are used from frames that are kept once."""
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from manyhands.types import Rollout
 
 
 def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
@@ -22,3 +25,25 @@ def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
         keep = torch.cat([since == 0, torch.ones_like(since[:, :1], dtype=torch.bool)], 1)
         planes *= keep.to(planes.dtype).view(*keep.shape, *[1] * (planes.dim() - 2))
     return planes.flatten(1, 2)
+
+
+def push(stacks: np.ndarray, frame: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
+    """The next stacks, channels last: stacks and out [B, ..., stack * C] contiguous, frame [B, C, ...], first [B].
+
+    One move of all bytes by one frame's channels; what it brings over from the neighbouring pixel is where the new frame goes.
+    """
+    channels = frame.shape[1]
+    out.reshape(-1)[:-channels] = stacks.reshape(-1)[channels:]
+    out[..., -channels:] = np.moveaxis(frame, 1, -1)
+    if first.any():
+        out[first, ..., :-channels] = 0
+
+
+def rollout_stacks(rollout: Rollout, begin: int, end: int) -> Tensor:
+    """What the network sees in the slots from begin to end, [N, *obs]; images in the layout that the convolutions read."""
+    if rollout.stacks is not None:
+        return rollout.stacks[begin:end].flatten(0, 1)
+    B, history = rollout.action.shape[1], rollout.stack - 1  # obs starts `history` slots before the first action
+    rows = torch.arange((history + begin) * B, (history + end) * B, device=rollout.obs.device)
+    obs = stacked(rollout.obs, rollout.first, rows, rollout.stack)
+    return obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs

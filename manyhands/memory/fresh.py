@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
-import torch
 from torch import Tensor
 
 from manyhands.maths import random
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import rollout_stacks
 from manyhands.types import PolicyBatch, Rollout
 
 
@@ -32,7 +31,7 @@ class FreshMemory:
         return next(self._batches, None)
 
     def _split(self, rollout: Rollout, whole: PolicyBatch, number: int) -> Iterator[PolicyBatch]:
-        whole = replace(whole, obs=_stack_all(rollout))
+        whole = replace(whole, obs=rollout_stacks(rollout, 0, len(rollout.action)))
         n = len(whole.action)
         for epoch in range(self._epochs):
             if self._minibatches == 1:
@@ -48,15 +47,6 @@ class FreshMemory:
 
     def load(self, state: dict) -> None:
         self._rollouts = state["rollouts"]
-
-
-def _stack_all(rollout: Rollout) -> Tensor:
-    """Every slot's stack, once for all epochs; images in the layout that the convolutions read."""
-    T, B = rollout.action.shape
-    begin = (rollout.stack - 1) * B  # obs starts stack - 1 slots before the first action
-    rows = torch.arange(begin, begin + T * B, device=rollout.obs.device)
-    obs = stacked(rollout.obs, rollout.first, rows, rollout.stack)
-    return obs.contiguous(memory_format=torch.channels_last) if obs.dim() == 4 else obs
 
 
 def _rows(obs: Tensor, rows: Tensor) -> Tensor:

@@ -30,8 +30,11 @@ class Network(nn.Module):
         self.torso = torso
         self.head = head
 
-    def forward(self, obs: Tensor) -> Any:
-        return self.head(self.torso(obs))
+    def forward(self, obs: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Any:
+        """results and known: see ConvTorso; other torsos have neither."""
+        if results is None and known is None:
+            return self.head(self.torso(obs))
+        return self.head(self.torso(obs, results, known))
 
 
 def feature_count(torso: nn.Module, spec: EnvSpec) -> int:

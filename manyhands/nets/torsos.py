@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,11 @@ class PixelConv(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.weight.dtype, memory_format=torch.channels_last)
-        return F.conv2d(x, self.weight / 255, self.bias, self.stride, self.padding)
+        x, weight = self.operands(x)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+    def operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.to(self.weight.dtype, memory_format=torch.channels_last), self.weight / 255
 
 
 class LevelConv(PixelConv):
@@ -71,10 +75,41 @@ class ConvTorso(nn.Module):
                 raise UsageError(f"the network is too deep for {size} images of {spec.id}: choose a smaller torso") from error
         self.hidden = nn.Linear(math.prod(shape[1:]), features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.convs(x)
+    def forward(self, x: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Tensor:
+        """Appends what each convolution gave to results; takes it from known instead of computing it, and then computes
+        gradients only. In both, the ReLU is part of the convolution."""
+        remaining = iter(known or ())
+        for layer in self.convs:
+            if known is not None and isinstance(layer, nn.Conv2d):
+                inputs = layer.operands(x) if isinstance(layer, PixelConv) else (x, layer.weight)
+                x = _KnownConvolution.apply(*inputs, layer.bias, next(remaining), layer.stride, layer.padding)
+            elif known is None or not isinstance(layer, nn.ReLU):
+                x = layer(x)
+                if results is not None and isinstance(layer, nn.ReLU):
+                    results.append(x)
         # Channels stay last: in that memory layout this flattening is free.
         return F.relu(self.hidden(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+
+
+class _KnownConvolution(torch.autograd.Function):
+    """relu(conv2d(x, weight, bias)), whose result is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, result: Tensor, stride: Any, padding: Any) -> Tensor:
+        ctx.save_for_backward(x, weight, result)
+        ctx.stride, ctx.padding = stride, padding
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        x, weight, result = ctx.saved_tensors
+        gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
+        wanted = [ctx.needs_input_grad[0], True, True]
+        size, dilation, no_output_padding = [len(weight)], [1, 1], [0, 0]
+        gradients = torch.ops.aten.convolution_backward(
+            gradient, x, weight, size, ctx.stride, ctx.padding, dilation, False, no_output_padding, 1, wanted
+        )
+        return *gradients, None, None, None
 
 
 def kernel_padding(kernel: int) -> int:

@@ -1,12 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.maths import policy, random, returns, schedules
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import push, stacked
 
 
 def test_n_step_returns_by_hand():
@@ -111,3 +112,21 @@ def test_stacking_equals_a_naive_stack(data):
                 seen = stacked(frames, first, torch.tensor([t * B + b]), stack)[0]
                 assert seen.shape == (2 * stack, 1, 1)
                 assert seen[::2].flatten().tolist() == history
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_pushing_frames_equals_stacking_them(data):
+    stack, channels = data.draw(st.integers(2, 5)), data.draw(st.integers(1, 3))
+    length, B = data.draw(st.integers(stack, 10)), data.draw(st.integers(1, 3))
+    frame = data.draw(st.sampled_from([(channels,), (channels, 2, 3)]))  # a vector, an image
+    frames = torch.randint(1, 255, (length, B, *frame), dtype=torch.uint8, generator=torch.Generator().manual_seed(length))
+    first = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=B, max_size=B), min_size=length, max_size=length)))
+    at = stack - 1
+    rows = torch.arange(B)
+    pushed = stacked(frames, first, at * B + rows, stack).movedim(1, -1).numpy().copy()
+    for t in range(at + 1, length):
+        out = np.full_like(pushed, 99)
+        push(pushed, frames[t].numpy(), first[t].numpy(), out)
+        pushed = out
+        assert torch.equal(torch.from_numpy(pushed).movedim(-1, 1), stacked(frames, first, t * B + rows, stack))

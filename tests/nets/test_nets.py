@@ -93,3 +93,25 @@ def test_levels_differ_from_the_start():
     levels = torch.stack([torch.full(BOARD.obs, v, dtype=torch.uint8) for v in (200, 230, 255)])
     features = first(levels).relu()[:, :, 0, 0]
     assert (features[0] - features[1]).abs().max() > 0.2 and (features[1] - features[2]).abs().max() > 0.2
+
+
+@pytest.mark.parametrize("name", ["nature", "nips", "snake", "cells"])
+def test_known_convolutions_give_the_same_gradient(name):
+    """Recorded in small batches while acting, then used for one backward pass over all of them."""
+    model = flatten(network(name, ATARI))
+    obs = torch.randint(0, 256, (12, 4, 84, 84), dtype=torch.uint8).contiguous(memory_format=torch.channels_last)
+
+    def gradient(**options):
+        model.gradient.zero_()
+        logits, value = model.net(obs, **options)
+        (logits.square().sum() + value.exp().sum()).backward()
+        return model.gradient.clone()
+
+    kept = []
+    with torch.inference_mode():
+        for part in obs.split(4):
+            kept.append([])
+            model.net(part, results=kept[-1])
+    known = [torch.cat(results) for results in zip(*kept, strict=True)]
+    torch.testing.assert_close(gradient(known=known), gradient(), rtol=1e-5, atol=1e-5)
+    assert gradient(known=[torch.zeros_like(x) for x in known]).abs().sum() < gradient().abs().sum()  # known is really used

@@ -1,6 +1,7 @@
 """Rollouts of scripted environments whose returns are known, and the equality of serial, batched and alternating."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 from manyhands.algos.actor_critic import ActorCritic
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv, SnakeGroup
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import rollout_stacks, stacked
 from manyhands.samplers.lockstep import LockstepSampler
 from tests.conftest import Corridor, FixedPolicy
 
@@ -117,6 +118,8 @@ def test_stacks_seen_by_the_policy_restart_with_episodes():
 
     results = rollouts(snake_sampler([4]), Watching(4), 3)
     for i, r in enumerate(results):
+        gathered = rollout_stacks(replace(r, stacks=None), 0, 17)  # the last is what the bootstrap sees
+        assert r.stacks is not None and torch.equal(rollout_stacks(r, 0, 17), gathered)
         for t in range(16):
             assert torch.equal(stacked(r.obs, r.first, (t + 2) * 4 + torch.arange(4), 3), seen[16 * i + t])
     fresh = torch.stack([results[2].first[t + 2] for t in range(16)])
