@@ -18,13 +18,6 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
-import torch
-import tyro
-
-from manyhands import machine
-from manyhands.build import Custom, make_learner
-from manyhands.config import load_recipe
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "ppo": {
         "recipe": "pong-ppo",
@@ -72,6 +65,9 @@ class Turns:
 
 
 def train_manyhands(algorithm: str, kind: str, turns: Turns) -> None:
+    from manyhands.build import Custom, make_learner
+    from manyhands.config import load_recipe
+
     setting = SETTINGS[algorithm]
     changes = {
         "device": "cpu",
@@ -123,11 +119,13 @@ def _make_pong(**options):  # type: ignore[no-untyped-def]
 
 
 class Contender:
-    """A process that trains when asked: no allocator, thread pool or emulator is shared with another one."""
+    """A process that trains when asked: no allocator, thread pool, emulator or environment variable is shared with another
+    one (importing manyhands sets how long torch's threads spin; Stable-Baselines3 is measured as its users have it)."""
 
     def __init__(self, who: str, algorithm: str, variant: str, seconds: float) -> None:
         command = [sys.executable, __file__, "--train", who, algorithm, variant, str(seconds)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self._answer()  # it has learned from a first rollout
 
     def turn(self) -> float:
@@ -173,6 +171,8 @@ def compare(algorithm: str, options: Options) -> dict[str, Any]:
 
 
 def main(options: Options) -> None:
+    from manyhands import machine
+
     result: dict[str, Any] = {}
     for algorithm in [options.only] if options.only else list(SETTINGS):
         result[algorithm] = row = compare(algorithm, options)
@@ -185,7 +185,7 @@ def main(options: Options) -> None:
         print(json.dumps({**result, "machine": machine.describe()}))
     else:
         m = machine.describe()
-        print(f"on {m['cpu']}, {m['cores']} cores, torch {torch.__version__}")
+        print(f"on {m['cpu']}, {m['cores']} cores, torch {m['torch']}")
 
 
 if __name__ == "__main__":
@@ -195,4 +195,6 @@ if __name__ == "__main__":
         os.dup2(2, 1)  # whatever the libraries print is no answer
         {"manyhands": train_manyhands, "sb3": train_sb3}[who](algorithm, variant, Turns(float(seconds), answers))
     else:
+        import tyro
+
         main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
