@@ -11,7 +11,7 @@ from torch import nn
 
 from manyhands import run as runs
 from manyhands.build import Custom
-from manyhands.config import ALGORITHMS, load_recipe
+from manyhands.config import KINDS, load_recipe
 from manyhands.envs.gym import Factory, GymEnv
 from manyhands.run import Run
 from manyhands.types import Algorithm, EnvSpec
@@ -50,7 +50,7 @@ def train(
     if isinstance(algorithm, dict):
         tables["algorithm"] = algorithm
     resolved = load_recipe(recipe, tables)
-    if type(algorithm) in ALGORITHMS.values():  # an ordinary one with other settings: the recipe can say it
+    if type(algorithm) in KINDS["algorithm"].values():  # an ordinary one with other settings: the recipe can say it
         resolved, algorithm = replace(resolved, algorithm=algorithm), None  # type: ignore[arg-type]
     custom = Custom(
         env=factory,

@@ -16,15 +16,16 @@ from manyhands.envs.gym import Factory, GymEnv
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
-from manyhands.machine import cores, keep_memory
+from manyhands.machine import cores, free_memory, keep_memory
 from manyhands.maths import random
-from manyhands.memory.fresh import FreshMemory
+from manyhands.memory.fresh import FreshConfig, FreshMemory
+from manyhands.memory.replay import Replay, ReplayConfig, choose_device, replay_bytes
 from manyhands.nets.flat import Model, flatten
 from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import ConvTorso, make_torso
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.stores.local import LocalStore
-from manyhands.types import Algorithm, EnvGroup, EnvSpec, UsageError
+from manyhands.types import Algorithm, EnvGroup, EnvSpec, Memory, UsageError
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,36 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     except BaseException:
         sampler.close()
         raise
-    memory = FreshMemory(partial(algorithm.prepare, model.net), recipe.memory.epochs, recipe.memory.minibatches, recipe.seed)
+    try:
+        memory = make_memory(recipe, algorithm, model, sampler)
+    except BaseException:
+        sampler.close()
+        raise
     store = LocalStore(model, recipe.rule, recipe.total_steps)
+    if isinstance(recipe.memory, ReplayConfig):
+        warmup = recipe.memory.warmup_steps
+        explore = partial(recipe.exploration.epsilon, sampler.num_envs, warmup_steps=warmup)
+        return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=explore)
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
     keep = once and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
+
+
+def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: LockstepSampler) -> Memory:
+    config, device = recipe.memory, model.parameters.device
+    if isinstance(config, FreshConfig):
+        return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, recipe.seed)
+    device_of_frames = place_replay(config, sampler.spec, sampler.num_envs, device)
+    pauses = recipe.sampler.horizon * len(sampler.groups) + 1
+    return Replay(
+        config, sampler.spec, sampler.num_envs, device_of_frames, device, recipe.seed, recipe.total_steps, pauses,
+        saved=recipe.checkpoint.replay,
+    )  # fmt: skip
+
+
+def place_replay(config: ReplayConfig, spec: EnvSpec, num_envs: int, device: torch.device) -> torch.device:
+    return choose_device(config, replay_bytes(config, spec, num_envs), device, free_memory)
 
 
 def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
@@ -148,6 +173,8 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     place_threads(recipe, device)
     group = make_group(recipe.env, 1, device, custom.env)
     group.close()
+    if isinstance(recipe.memory, ReplayConfig):
+        place_replay(recipe.memory, group.spec, recipe.sampler.num_envs, device)
     return group.spec, make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
 
 
@@ -180,15 +207,25 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     slots = sampler.horizon * sampler.num_envs
     # two buffers of frames, and the stacks of one rollout, twice while they change their layout
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
-    batch = sampler.num_envs * sampler.horizon // recipe.memory.minibatches
-    inputs = batch * frame_bytes * spec.stack * (5 if spec.dtype == "uint8" else 1)  # the bytes and their floats
+    memory = recipe.memory
+    if isinstance(memory, ReplayConfig):
+        batch, stacks = memory.batch, 2 * memory.batch
+        extra = {
+            "updates_per_step": memory.intensity / memory.batch,
+            "replay_bytes": replay_bytes(memory, spec, sampler.num_envs),
+            "replay_device": str(place_replay(memory, spec, sampler.num_envs, find_device(recipe.device))),
+        }
+    else:
+        batch = stacks = slots // memory.minibatches
+        extra = {"updates_per_rollout": memory.epochs * memory.minibatches}
+    inputs = stacks * frame_bytes * spec.stack * (5 if spec.dtype == "uint8" else 1)  # the bytes and their floats
     return {
         "device": str(find_device(recipe.device)),
         "observation": list(spec.obs),
         "actions": spec.actions,
         "parameters": parameters,
         "samples_per_update": batch,
-        "updates_per_rollout": recipe.memory.epochs * recipe.memory.minibatches,
+        **extra,
         "rollout_bytes": rollout,
         "parameter_bytes": parameters * 4 * 5,  # vector, gradient, the actor's copy, two moments
         "input_bytes": inputs,

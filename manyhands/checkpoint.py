@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from manyhands.types import UsageError
+from manyhands.types import Streamed, UsageError
 
 FORMAT = 1
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
+STREAM_BYTES = 1 << 26  # written and read at a time
 
 
 class DamagedCheckpoint(Exception):
@@ -40,14 +42,16 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
     try:
         temporary.mkdir()
         tensors: dict[str, Tensor] = {}
-        tree = _split(state, "", tensors)
+        streams: dict[str, Tensor] = {}
+        tree = _split(state, "", tensors, streams)
         save_file(tensors, temporary / TENSORS)
+        sums = {name: _stream(tensor, temporary / name) for name, tensor in streams.items()}
         manifest = {
             "format": FORMAT,
             "step": step,
             **about,
             "state": tree,
-            "sha256": {TENSORS: _sha256(temporary / TENSORS)},
+            "sha256": {TENSORS: _sha256(temporary / TENSORS), **sums},
         }
         body = json.dumps(manifest, indent=1)
         digest = hashlib.sha256(body.encode()).hexdigest()
@@ -93,7 +97,7 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         file = path / Path(name).name
         if not file.is_file() or _sha256(file) != expected:
             raise DamagedCheckpoint(f"{file}: missing or its checksum differs")
-    return _join(manifest.pop("state"), load_file(path / TENSORS)), manifest
+    return _join(manifest.pop("state"), load_file(path / TENSORS), path), manifest
 
 
 def load_newest(folder: Path, warn: Callable[[str], None], which: str = "latest") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -127,26 +131,62 @@ def _all(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("step-*") if p.is_dir())
 
 
-def _split(tree: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Tensors and arrays move into `tensors` by their path; everything else stays as JSON."""
+def _split(tree: Any, path: str, tensors: dict[str, Tensor], streams: dict[str, Tensor]) -> Any:
+    """Tensors and arrays move into `tensors` by their path, large ones into files of their own; everything else stays JSON."""
+    if isinstance(tree, Streamed):
+        name = path.replace("/", ".") + ".bin"
+        streams[name] = tree.tensor
+        return {"$stream": name}
     if isinstance(tree, Tensor | np.ndarray):
         tensors[path] = torch.as_tensor(tree).detach().cpu().contiguous().clone()
         return {"$array" if isinstance(tree, np.ndarray) else "$tensor": path}
     if isinstance(tree, dict):
-        return {str(key): _split(value, f"{path}/{key}" if path else str(key), tensors) for key, value in tree.items()}
+        return {str(k): _split(v, f"{path}/{k}" if path else str(k), tensors, streams) for k, v in tree.items()}
     if isinstance(tree, list | tuple):
-        return [_split(value, f"{path}/{i}", tensors) for i, value in enumerate(tree)]
+        return [_split(value, f"{path}/{i}", tensors, streams) for i, value in enumerate(tree)]
     if isinstance(tree, np.generic):
         return tree.item()
     return tree
 
 
-def _join(tree: Any, tensors: dict[str, Tensor]) -> Any:
+def _join(tree: Any, tensors: dict[str, Tensor], folder: Path) -> Any:
     if isinstance(tree, dict):
+        if "$stream" in tree:
+            return StreamedFile(folder / Path(tree["$stream"]).name)
         if "$array" in tree:
             return tensors[tree["$array"]].numpy()
-        return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _join(v, tensors) for k, v in tree.items()}
-    return [_join(value, tensors) for value in tree] if isinstance(tree, list) else tree
+        return tensors[tree["$tensor"]] if "$tensor" in tree else {k: _join(v, tensors, folder) for k, v in tree.items()}
+    return [_join(value, tensors, folder) for value in tree] if isinstance(tree, list) else tree
+
+
+@dataclass(frozen=True)
+class StreamedFile:
+    file: Path
+
+    def read_into(self, target: Tensor) -> None:
+        flat = target.view(-1)
+        there, here = self.file.stat().st_size, flat.numel() * flat.element_size()
+        if there != here:
+            raise UsageError(f"{self.file} has {there:,} bytes, the recipe asks for {here:,}: were settings changed?")
+        with self.file.open("rb") as stream:
+            for part in flat.split(STREAM_BYTES // flat.element_size()):
+                values = np.fromfile(stream, _numpy_type(flat), len(part))
+                part.copy_(torch.from_numpy(values).view(flat.dtype))
+
+
+def _stream(tensor: Tensor, file: Path) -> str:
+    """Writes the tensor's bytes a piece at a time; their checksum."""
+    digest = hashlib.sha256()
+    with file.open("wb") as stream:
+        for part in tensor.view(-1).split(STREAM_BYTES // tensor.element_size()):
+            data = part.cpu().numpy()
+            digest.update(data)
+            stream.write(data)
+    return digest.hexdigest()
+
+
+def _numpy_type(tensor: Tensor) -> np.dtype:
+    return torch.zeros(0, dtype=tensor.dtype).numpy().dtype
 
 
 def _sha256(file: Path) -> str:

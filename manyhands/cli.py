@@ -96,14 +96,15 @@ def train(arguments: list[str]) -> int:
 
 
 def _show_plan(about: dict[str, Any]) -> str:
-    memory = sum(about[key] for key in ("rollout_bytes", "parameter_bytes", "input_bytes"))
+    mib = {key: about.get(f"{key}_bytes", 0) / 2**20 for key in ("rollout", "parameter", "input", "replay")}
+    per = "rollout" if "updates_per_rollout" in about else "step"
+    replay = f", replay {mib['replay']:,.0f} on {about['replay_device']}" if mib["replay"] else ""
     shape = "×".join(map(str, about["observation"]))
     return (
         f"# network: {about['parameters']:,} parameters, from {shape} to {about['actions']} actions, on {about['device']}\n"
-        f"# updates: {about['updates_per_rollout']} per rollout, {about['samples_per_update']:,} samples each\n"
-        f"# memory: about {memory / 2**20:,.0f} MiB (rollouts {about['rollout_bytes'] / 2**20:,.0f}, "
-        f"parameters and optimiser {about['parameter_bytes'] / 2**20:,.0f}, network inputs {about['input_bytes'] / 2**20:,.0f}), "
-        "beside activations and the simulators"
+        f"# updates: {about[f'updates_per_{per}']:g} per {per}, {about['samples_per_update']:,} samples each\n"
+        f"# memory: about {sum(mib.values()):,.0f} MiB (rollouts {mib['rollout']:,.0f}, parameters and optimiser "
+        f"{mib['parameter']:,.0f}, network inputs {mib['input']:,.0f}{replay}), beside activations and the simulators"
     )
 
 

@@ -21,16 +21,25 @@ import tomli_w
 import tyro
 
 from manyhands.algos.actor_critic import ActorCritic
+from manyhands.algos.categorical_dqn import CategoricalDQN
+from manyhands.algos.dqn import DQN
 from manyhands.algos.ppo import PPO
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv
+from manyhands.memory.fresh import FreshConfig
+from manyhands.memory.replay import ReplayConfig
 from manyhands.nets.torsos import TORSOS
+from manyhands.samplers.exploration import Exploration
 from manyhands.stores.rules import Adam, RMSProp
 from manyhands.types import UsageError
 
-ALGORITHMS = {"actor-critic": ActorCritic, "ppo": PPO}
-RULES = {"adam": Adam, "rmsprop": RMSProp}
+# Sections of which there are several kinds, told apart by their `name`; the first is the default.
+KINDS: dict[str, dict[str, type]] = {
+    "algorithm": {"ppo": PPO, "actor-critic": ActorCritic, "dqn": DQN, "categorical-dqn": CategoricalDQN},
+    "rule": {"adam": Adam, "rmsprop": RMSProp},
+    "memory": {"fresh": FreshConfig, "replay": ReplayConfig},
+}
 
 
 @dataclass(frozen=True)
@@ -69,23 +78,13 @@ class SamplerConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
-    epochs: int = 1
-    """How often each sample is used."""
-    minibatches: int = 1
-    """Updates per epoch."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.minibatches < 1:
-            raise UsageError("memory.epochs and memory.minibatches must be at least 1")
-
-
-@dataclass(frozen=True)
 class CheckpointConfig:
     every_steps: int = 500_000
     """Save whenever this many steps have passed (and at the end, and on Ctrl-C)."""
     keep: int = 2
     """Newest checkpoints kept, beside the best one."""
+    replay: bool = False
+    """Save the replay too (it may be gigabytes): a resume is exact then; without it, it begins with a new warm-up."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or self.keep < 1:
@@ -126,25 +125,44 @@ class Recipe:
     """Torch's own CPU threads; 0: one per core on a CPU, 1 beside a GPU, where the simulators need the cores."""
     env: AtariEnv | SnakeEnv | GymEnv = field(default_factory=SnakeEnv)
     network: NetworkConfig = field(default_factory=NetworkConfig)
-    algorithm: ActorCritic | PPO = field(default_factory=PPO)
+    algorithm: ActorCritic | PPO | DQN | CategoricalDQN = field(default_factory=PPO)
     rule: Adam | RMSProp = field(default_factory=Adam)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    exploration: Exploration = field(default_factory=Exploration)
+    memory: FreshConfig | ReplayConfig = field(default_factory=FreshConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
     def __post_init__(self) -> None:
         if self.total_steps < 1:
             raise UsageError(f"total_steps = {self.total_steps}: must be at least 1")
-        batch = self.sampler.num_envs * self.sampler.horizon
-        if self.memory.minibatches > batch:
+        if isinstance(self.memory, ReplayConfig):
+            self._check_replay(self.memory)
+        else:
+            self._check_fresh(self.memory)
+
+    def _check_replay(self, memory: ReplayConfig) -> None:
+        if not isinstance(self.algorithm, DQN):
             raise UsageError(
-                f"memory.minibatches = {self.memory.minibatches} exceeds the rollout's {batch} samples: lower it, or raise "
+                "memory.name = 'replay' does not fit an on-policy algorithm, which learns from what it just did: "
+                "set memory.name = 'fresh', or choose dqn or categorical-dqn"
+            )
+        memory.check(self.sampler.num_envs, self.sampler.horizon)
+
+    def _check_fresh(self, memory: FreshConfig) -> None:
+        if isinstance(self.algorithm, DQN):
+            raise UsageError("algorithm.name = 'dqn' or 'categorical-dqn' learns from a replay: set memory.name = 'replay'")
+        if self.checkpoint.replay:
+            raise UsageError("checkpoint.replay = true: there is no replay to save with an on-policy algorithm")
+        batch = self.sampler.num_envs * self.sampler.horizon
+        if memory.minibatches > batch:
+            raise UsageError(
+                f"memory.minibatches = {memory.minibatches} exceeds the rollout's {batch} samples: lower it, or raise "
                 "sampler.num_envs or sampler.horizon"
             )
-        if self.memory.epochs > 1 and type(self.algorithm) is ActorCritic:
+        if memory.epochs > 1 and type(self.algorithm) is ActorCritic:
             raise UsageError(
-                f"memory.epochs = {self.memory.epochs}: actor-critic uses a sample once (its gradient is on-policy); "
+                f"memory.epochs = {memory.epochs}: actor-critic uses a sample once (its gradient is on-policy); "
                 "set memory.epochs = 1, or start from a PPO recipe"
             )
 
@@ -213,7 +231,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _kind(section: str, table: dict[str, Any]) -> Any:
     if section == "env":
         return env_class(str(table.get("id", SnakeEnv.id)))
-    return table.get("name") if section in ("algorithm", "rule") else None
+    return table.get("name", next(iter(KINDS[section]))) if section in KINDS else None
 
 
 def env_class(env_id: str) -> type[AtariEnv | SnakeEnv | GymEnv]:
@@ -224,12 +242,12 @@ def env_class(env_id: str) -> type[AtariEnv | SnakeEnv | GymEnv]:
 
 def from_dict(tree: Mapping[str, Any], where: str = "recipe") -> Recipe:
     tree = dict(tree)
-    for section, classes in (("algorithm", ALGORITHMS), ("rule", RULES)):
+    for section, classes in KINDS.items():
         table = tree.get(section, {})
         if not isinstance(table, dict):
             raise UsageError(f"{where}: {section} = {table!r}: must be a table, [{section}] with name = ...")
         table = dict(table)
-        name = table.pop("name", None) or ("ppo" if section == "algorithm" else "adam")
+        name = table.pop("name", None) or next(iter(classes))
         if name not in classes:
             raise UsageError(f"{where}: {section}.name = {name!r}: no such {section}{nearest(str(name), classes)}")
         tree[section] = _read(classes[name], table, where, f"{section}.")
@@ -288,7 +306,7 @@ def _type_name(hint: type) -> str:
 
 def to_dict(recipe: Recipe) -> dict[str, Any]:
     tree = dataclasses.asdict(recipe)
-    for section, classes in (("algorithm", ALGORITHMS), ("rule", RULES)):
+    for section, classes in KINDS.items():
         chosen = getattr(recipe, section)
         name = next((n for n, c in classes.items() if type(chosen) is c), "custom")
         tree[section] = {"name": name, **tree[section]}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyhands.actor import Actor
 from manyhands.nets.flat import Model
@@ -26,6 +26,7 @@ class Learner:
         store: Store,
         total_steps: int,
         keep_acting: bool = False,
+        explore: Callable[[Clock], Tensor] | None = None,
     ) -> None:
         self._algorithm = algorithm
         self.model = model
@@ -34,27 +35,36 @@ class Learner:
         self.store = store
         self._total_steps = total_steps
         self.actor = Actor(algorithm, model, keep_acting)
+        self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
+        self._explore = explore
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0
 
     def run(self) -> Iterator[Rollout | None]:
-        """None between sends and updates, of interest to a stop in a hurry; a rollout when it has been learned from."""
+        """None between sends and updates, of interest to a stop in a hurry; a rollout when it has been added."""
         self.clock = self.store.refresh()
-        self.actor.refresh(self.clock.updates)
+        self._begin_rollout()
         for rollout in self.sampler.run(self.actor):
+            begin = time.perf_counter()
             if rollout is not None:
-                begin = time.perf_counter()
                 self.clock = self.store.refresh(rollout.steps)
                 self._memory.add(rollout)
-                while (batch := self._memory.next()) is not None:
-                    self._update(batch)
-                    self.learn_seconds += time.perf_counter() - begin
-                    yield None
-                    begin = time.perf_counter()
-                self.actor.refresh(self.clock.updates)
+            # While the simulators are busy a replay hands out its share of what is owed; a fresh memory has nothing then.
+            while (batch := self._memory.next()) is not None:
+                self._update(batch)
                 self.learn_seconds += time.perf_counter() - begin
+                yield None
+                begin = time.perf_counter()
+            if rollout is not None:
+                self._begin_rollout()
+            self.learn_seconds += time.perf_counter() - begin
             yield rollout
+
+    def _begin_rollout(self) -> None:
+        self.actor.refresh(self.clock.updates)
+        if self._explore is not None:
+            self.sampler.epsilon.copy_(self._explore(self.clock))
 
     def _update(self, batch: Any) -> None:
         version = self.clock.updates
@@ -63,10 +73,13 @@ class Learner:
         net: Any = self.model.net
         if kept := self.actor.take_kept():
             net = partial(net, known=kept)  # acting has done the convolutions: a tenth of A2C's time on a CPU
-        loss = self._algorithm.loss(net, None, batch, progress)
+        target = self._target.net(self.clock) if self._target else None
+        loss = self._algorithm.loss(net, target, batch, progress)
         loss.value.backward()
         receipt = self.store.step(GradientInfo(version, samples=len(batch.weight)))
         self.clock = receipt.clock
+        if loss.priority is not None:
+            self._memory.feedback(batch.keys, loss.priority)
         self.sums.add({**loss.metrics, **receipt.metrics})
 
     def state(self, mid_rollout: bool = False) -> dict:
@@ -75,6 +88,7 @@ class Learner:
             "memory": self._memory.state(),
             "store": self.store.state(),
             "sums": self.sums.state(),
+            **({"target": self._target.state()} if self._target else {}),
         }
 
     def load(self, state: dict) -> None:
@@ -82,6 +96,8 @@ class Learner:
         self._memory.load(state["memory"])
         self.store.load(state["store"])
         self.sums.load(state["sums"])
+        if self._target:
+            self._target.load(state["target"])
 
     def reset_timers(self) -> None:
         self.learn_seconds = 0.0
@@ -89,6 +105,30 @@ class Learner:
 
     def close(self) -> None:
         self.sampler.close()
+
+
+class Target:
+    """The network whose values are bootstrapped from: a copy of the online one, renewed whenever a period has passed."""
+
+    def __init__(self, model: Model, algorithm: Any) -> None:
+        self._source = model.parameters
+        self._model = model.replica()
+        self._period, self._unit = algorithm.target_period, algorithm.target_unit
+        self._renewed = 0  # periods seen
+
+    def net(self, clock: Clock) -> nn.Module:
+        period = getattr(clock, self._unit) // self._period
+        if period > self._renewed:
+            self._model.parameters.copy_(self._source)
+            self._renewed = period
+        return self._model.net
+
+    def state(self) -> dict:
+        return {"parameters": self._model.parameters, "renewed": self._renewed}
+
+    def load(self, state: dict) -> None:
+        self._model.parameters.copy_(state["parameters"])
+        self._renewed = state["renewed"]
 
 
 class MetricSums:

@@ -30,6 +30,23 @@ def keep_memory() -> None:
             mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
+def free_memory(device: Any) -> int:
+    """Bytes that a device (a torch.device) could still give us. On a CPU also within the control group's limit."""
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    group = "/sys/fs/cgroup/memory."
+    with contextlib.suppress(OSError, ValueError), open(f"{group}max") as limit, open(f"{group}current") as used:
+        free = min(free, int(limit.read()) - int(used.read()))  # "max" where there is no limit
+    return free
+
+
 def describe() -> dict[str, Any]:
     import torch
 

@@ -153,6 +153,8 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], state: dict[str, A
         learner = make_learner(run.recipe, run.custom)
         if state is not None:
             learner.load(state["learner"])
+            if state["learner"]["memory"].get("contents") is False:
+                display.say("the replay was not saved (checkpoint.replay = false): it is filled anew before learning goes on")
         temporary = run.directory / ".recipe.toml"
         temporary.write_text(to_toml(run.recipe))
         temporary.replace(run.directory / "recipe.toml")
@@ -161,6 +163,12 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], state: dict[str, A
         display.close()
         if learner is not None:
             learner.close()
+
+
+def _about_replay(memory: dict[str, Any]) -> dict[str, str]:
+    if "contents" not in memory:
+        return {}
+    return {"replay": "saved" if memory["contents"] else "not saved: a resume fills it anew before learning goes on"}
 
 
 def _check_reporting(recipe: Recipe) -> None:
@@ -284,6 +292,7 @@ class _Session:
             "identity": self._identity,
             "return_mean": mean,
             "environments": "continue mid-episode" if continues else "start new episodes",
+            **_about_replay(learner_state["memory"]),
         }
         state = {"learner": learner_state, "session": self._state(mean if best else self._best)}
         step = self._learner.clock.steps

@@ -126,9 +126,23 @@ class PolicyBatch:
 
 
 @dataclass(frozen=True)
+class TransitionBatch:
+    """What value learning learns from: n steps, and the state after them."""
+
+    obs: Tensor  # [N, *obs]
+    action: Tensor  # [N]
+    reward: Tensor  # [N] discounted sum up to n steps or a cut
+    discount: Tensor  # [N] of what follows: γⁿ, 0 after a termination
+    next_obs: Tensor  # [N, *obs] at a cut the episode's true last one
+    weight: Tensor  # [N] importance
+    keys: Tensor  # [N] where they lie in the replay
+
+
+@dataclass(frozen=True)
 class Loss:
     value: Tensor  # a scalar to differentiate
     metrics: dict[str, Tensor]  # scalars, detached
+    priority: Tensor | None = None  # [N] how surprising each sample was
 
 
 class Algorithm(Protocol):
@@ -143,7 +157,7 @@ class Algorithm(Protocol):
 
     def greedy(self, net: nn.Module, obs: Tensor) -> Tensor: ...
     def prepare(self, net: nn.Module, rollout: Rollout) -> PolicyBatch:
-        """Returns and advantages. obs is left empty: the memory stacks frames where they are used."""
+        """On-policy: returns and advantages. obs is left empty: the memory stacks frames where they are used."""
         ...
 
     def loss(self, net: nn.Module, target: nn.Module | None, batch: Any, progress: float) -> Loss: ...
@@ -157,6 +171,13 @@ class Policy(Protocol):
     def act(self, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """In a state: a tensor too large to be copied before it is saved. Loaded, it comes back as something with read_into()."""
+
+    tensor: Tensor
+
+
 class Stateful(Protocol):
     def state(self) -> dict: ...
     def load(self, state: dict) -> None: ...
@@ -165,6 +186,7 @@ class Stateful(Protocol):
 class Sampler(Protocol):
     spec: EnvSpec
     seconds: dict[str, float]  # where its time went
+    epsilon: Tensor  # [B] the share of random actions of each simulator, for algorithms that want it
 
     @property
     def replaced_workers(self) -> int:
@@ -186,7 +208,11 @@ class Sampler(Protocol):
 class Memory(Stateful, Protocol):
     def add(self, rollout: Rollout) -> None: ...
     def next(self) -> Any | None:
-        """One batch that the data has paid for, or None when nothing is owed."""
+        """One batch that the data has paid for, or None when nothing is owed now."""
+        ...
+
+    def feedback(self, keys: Tensor, priority: Tensor) -> None:
+        """How surprising the samples of a batch were."""
         ...
 
 

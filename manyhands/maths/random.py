@@ -13,7 +13,7 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
 # Streams: what a number is for.
-ACT, ENV, APPLE, SHUFFLE, DECORRELATE, INIT, START = range(7)
+ACT, ENV, APPLE, SHUFFLE, DECORRELATE, INIT, START, REPLAY = range(8)
 
 
 def key(*words: int) -> int:

@@ -10,14 +10,14 @@ from manyhands.types import Rollout
 def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
     """The stacks whose newest frames are the given rows; planes from before an episode's reset are zero.
 
-    frames [L, B, C, ...], first [L, B], rows [N] = slot * B + simulator, each slot >= stack - 1 -> [N, stack * C, ...],
-    oldest frame first, as Gymnasium and ale-py stack.
+    frames [L, B, C, ...], first [L, B], rows [N] = slot * B + simulator -> [N, stack * C, ...], oldest frame first, as
+    Gymnasium and ale-py stack. The slots are a ring: the last one lies before the first.
     """
     flat = frames.flatten(0, 1)
     if stack == 1:
         return flat.index_select(0, rows)
     back = torch.arange(stack - 1, -1, -1, device=rows.device) * frames.shape[1]
-    planes_at = rows.unsqueeze(1) - back  # [N, S]
+    planes_at = (rows.unsqueeze(1) - back) % len(flat)  # [N, S]
     planes = flat.index_select(0, planes_at.flatten()).unflatten(0, planes_at.shape)  # [N, S, C, ...]
     reset = first.flatten()[planes_at[:, 1:]]  # [N, S-1]
     if planes.is_cuda or bool(reset.any()):  # asking costs a synchronisation on a GPU, masking a copy on a CPU

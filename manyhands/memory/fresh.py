@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from torch import Tensor
 
 from manyhands.maths import random
 from manyhands.maths.stacking import rollout_stacks
-from manyhands.types import PolicyBatch, Rollout
+from manyhands.types import PolicyBatch, Rollout, UsageError
+
+
+@dataclass(frozen=True)
+class FreshConfig:
+    epochs: int = 1
+    """How often each sample is used."""
+    minibatches: int = 1
+    """Updates per epoch."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.minibatches < 1:
+            raise UsageError("memory.epochs and memory.minibatches must be at least 1")
 
 
 class FreshMemory:
@@ -29,6 +41,9 @@ class FreshMemory:
 
     def next(self) -> PolicyBatch | None:
         return next(self._batches, None)
+
+    def feedback(self, keys: Tensor, priority: Tensor) -> None:
+        raise TypeError("a fresh memory has no priorities")
 
     def _split(self, rollout: Rollout, whole: PolicyBatch, number: int) -> Iterator[PolicyBatch]:
         whole = replace(whole, obs=rollout_stacks(rollout, 0, len(rollout.action)))

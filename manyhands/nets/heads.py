@@ -24,6 +24,58 @@ class PolicyValue(nn.Module):
         return {self.policy: 0.01, self.value: 1.0}
 
 
+class Q(nn.Module):
+    """A value for each action."""
+
+    def __init__(self, features: int, actions: int) -> None:
+        super().__init__()
+        self.q = nn.Linear(features, actions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.q(x)
+
+    def orthogonal_gains(self) -> dict[nn.Module, float]:
+        return {self.q: 1.0}
+
+
+class DuelingQ(nn.Module):
+    """V(s) + A(s, a) - mean A. Each stream has a hidden layer as wide as the features, as published."""
+
+    def __init__(self, features: int, actions: int, atoms: int = 1) -> None:
+        super().__init__()
+        self.value_hidden = nn.Linear(features, features)
+        self.advantage_hidden = nn.Linear(features, features)
+        self.value = nn.Linear(features, atoms)
+        self.advantage = nn.Linear(features, actions * atoms)
+        self._shape = (actions, atoms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.value(self.value_hidden(x).relu()).unsqueeze(1)  # [N, 1, Z]
+        advantage = self.advantage(self.advantage_hidden(x).relu()).unflatten(-1, self._shape)  # [N, A, Z]
+        q = value + advantage - advantage.mean(1, keepdim=True)
+        return q.squeeze(-1)  # [N, A], or [N, A, Z] with atoms
+
+    def orthogonal_gains(self) -> dict[nn.Module, float]:
+        return {self.value: 1.0, self.advantage: 1.0}
+
+
+class CategoricalQ(nn.Module):
+    """Logits of a return distribution for each action, [N, A, Z]."""
+
+    def __init__(self, features: int, actions: int, atoms: int, dueling: bool) -> None:
+        super().__init__()
+        self.distribution = DuelingQ(features, actions, atoms) if dueling else nn.Linear(features, actions * atoms)
+        self._shape = (actions, atoms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.distribution(x)
+        return output if output.dim() == 3 else output.unflatten(-1, self._shape)
+
+    def orthogonal_gains(self) -> dict[nn.Module, float]:
+        """Almost even distributions at first."""
+        return {} if isinstance(self.distribution, DuelingQ) else {self.distribution: 0.01}
+
+
 class Network(nn.Module):
     def __init__(self, torso: nn.Module, head: nn.Module) -> None:
         super().__init__()

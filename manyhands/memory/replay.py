@@ -1,0 +1,309 @@
+"""Replay, organised by simulator: a ring of slots for each, every frame stored once.
+
+A slot holds the frame that was seen, the action, the reward, the discount, and whether an episode was cut there. Stacks and
+n-step sums are made when a batch is drawn, so n and the stack cost no memory. The frame after the newest slot is stored ahead,
+and so every transition can be drawn as soon as its n steps are over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manyhands.maths import random, schedules
+from manyhands.maths.stacking import stacked
+from manyhands.memory.sum_tree import SumTree
+from manyhands.types import EnvSpec, Rollout, Streamed, TransitionBatch, UsageError
+
+TRIES = 4  # draws of a slot before one that only reset is accepted, with weight 0
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    capacity: int = 1_000_000
+    """Transitions kept, of all simulators together."""
+    batch: int = 32
+    """Transitions an update."""
+    intensity: float = 8.0
+    """How often each transition is used on average, whatever the batch and the number of simulators."""
+    warmup_steps: int = 50_000
+    """Steps of random play before the first update."""
+    n_step: int = 1
+    """Rewards summed before the bootstrap."""
+    prioritized: bool = False
+    """Draw in proportion to the last TD error instead of uniformly."""
+    alpha: float = 0.5
+    """Exponent of the priorities."""
+    beta: float = 0.4
+    """Exponent of the importance weights at the start; it reaches 1 at total_steps."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where frames lie; auto: beside the learner where they fit, otherwise in main memory."""
+
+    def __post_init__(self) -> None:
+        for name in ("capacity", "batch", "warmup_steps", "n_step"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"memory.{name} = {getattr(self, name)}: must be at least 1")
+        if not (math.isfinite(self.intensity) and self.intensity > 0):
+            raise UsageError(f"memory.intensity = {self.intensity}: must be a positive number")
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"memory.{name} = {getattr(self, name)}: must lie between 0 and 1")
+        if self.batch > self.capacity:
+            raise UsageError(f"memory.batch = {self.batch} exceeds memory.capacity = {self.capacity}: lower it")
+        if self.warmup_steps > self.capacity:
+            raise UsageError(
+                f"memory.warmup_steps = {self.warmup_steps} exceeds memory.capacity = {self.capacity}: they would be forgotten"
+            )
+
+    def slots(self, num_envs: int) -> int:
+        """Of each simulator."""
+        return -(-self.capacity // num_envs)
+
+    def check(self, num_envs: int, horizon: int) -> None:
+        slots = self.slots(num_envs)
+        if slots <= self.n_step:
+            raise UsageError(
+                f"memory.n_step = {self.n_step} does not fit a replay of {slots} slots for each of {num_envs} simulators: "
+                "raise memory.capacity"
+            )
+        if slots < horizon:
+            raise UsageError(
+                f"memory.capacity = {self.capacity} is less than one rollout of {num_envs} simulators × {horizon} slots"
+            )
+
+
+def ring_length(config: ReplayConfig, spec: EnvSpec, num_envs: int) -> int:
+    """Slots kept beside the promised ones: the frame stored ahead, an unfinished n-step window, the oldest stack's history."""
+    return config.slots(num_envs) + config.n_step + spec.stack - 1
+
+
+def replay_bytes(config: ReplayConfig, spec: EnvSpec, num_envs: int) -> int:
+    frame = math.prod(spec.frame) * torch.zeros(0, dtype=getattr(torch, spec.dtype)).element_size()
+    slot = 8 + 3 * 4 + 2  # action, reward, discount, weight, cut, first
+    tree = 2 * 2 * 8 if config.prioritized else 0  # at most twice the leaves, two nodes a leaf
+    return ring_length(config, spec, num_envs) * num_envs * (frame + slot + tree)
+
+
+def choose_device(config: ReplayConfig, needed: int, learner: torch.device, free: Callable[[torch.device], int]) -> torch.device:
+    """Where the replay fits, with a fifth to spare for everything else; a UsageError with the bytes where it fits nowhere."""
+    cpu = torch.device("cpu")
+    wanted = {"auto": [learner, cpu], "cpu": [cpu], "cuda": [learner]}[config.device]
+    if config.device == "cuda" and learner.type != "cuda":
+        raise UsageError("memory.device = 'cuda' needs a learner there: set device = 'cuda', or memory.device = 'auto'")
+    for device in wanted:
+        if needed <= 0.8 * free(device):
+            return device
+    rooms = ", ".join(f"{free(device) / 1e9:.1f} GB free on {device.type}" for device in dict.fromkeys(wanted))
+    raise UsageError(
+        f"memory.capacity = {config.capacity} needs {needed / 1e9:.1f} GB ({needed:,} bytes), more than four fifths of what "
+        f"is there ({rooms}): lower it"
+    )
+
+
+class Replay:
+    """add() rollouts, draw batches by next(). What is drawn depends on the seed and on how many were drawn before, only."""
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        spec: EnvSpec,
+        num_envs: int,
+        device: torch.device,
+        learner_device: torch.device,
+        seed: int,
+        total_steps: int,
+        pauses: int = 1,
+        saved: bool = False,
+    ) -> None:
+        self._config = config
+        self._stack = spec.stack
+        self._num_envs = num_envs
+        self._length = ring_length(config, spec, num_envs)
+        self._device, self._learner_device = device, learner_device
+        self._seed, self._total_steps = seed, total_steps
+        self._saved = saved
+        self._pauses = pauses  # how often the learner asks between two rollouts: the updates owed are spread over them
+        shape = (self._length, num_envs)
+        self._frames = torch.zeros(*shape, *spec.frame, dtype=getattr(torch, spec.dtype), device=device)
+        self._first = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._action = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._reward, self._discount, self._weight = (torch.zeros(shape, device=device) for _ in range(3))
+        self._cut = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._simulators = torch.arange(num_envs, device=device)
+        self._tree = SumTree(self._length * num_envs, device) if config.prioritized else None
+        self._greatest = torch.ones((), dtype=torch.float64, device=device)  # priority of what is new
+        self._end = 0  # slots ever written
+        self._steps = 0  # decisions of the run
+        self._drawn = 0  # batches
+        self._free_steps, self._free_batches = config.warmup_steps, 0  # these paid for nothing, those cost nothing
+        self._share, self._taken = 0, 0
+
+    def __len__(self) -> int:
+        """Slots that may be drawn, of all simulators, resets among them included."""
+        begin, end = self._drawable()
+        return (end - begin) * self._num_envs
+
+    @property
+    def owed(self) -> int:
+        """Batches that the data has paid for and nobody has taken."""
+        paid = self._config.intensity * max(self._steps - self._free_steps, 0) / self._config.batch
+        return int(paid) + self._free_batches - self._drawn if len(self) else 0
+
+    def add(self, rollout: Rollout) -> None:
+        slots, history = len(rollout.action), rollout.stack - 1
+        old = self._drawable()
+        self._mend_seam(rollout.first[history].to(self._device))
+        at = torch.arange(self._end, self._end + slots + 1, device=self._device) % self._length
+        seen = slice(history, history + slots + 1)  # one frame ahead
+        self._frames[at] = rollout.obs[seen].to(self._device)
+        self._first[at] = rollout.first[seen].to(self._device)
+        at = at[:-1]
+        for ring, new in (
+            (self._action, rollout.action),
+            (self._reward, rollout.reward),
+            (self._discount, rollout.discount),
+            (self._cut, rollout.cut),
+            (self._weight, rollout.weight),
+        ):
+            ring[at] = new.to(self._device)
+        self._end += slots
+        self._steps += rollout.steps
+        if self._tree is not None:
+            self._admit(old, self._drawable())
+        self._share, self._taken = -(-self.owed // self._pauses), 0
+
+    def _drawable(self) -> tuple[int, int]:
+        """Slots [begin, end), counted from the run's start, whose history, n steps and last frame are all there."""
+        end = max(self._end - self._config.n_step + 1, 0)
+        return max(end - self._config.slots(self._num_envs), 0), end
+
+    def _mend_seam(self, first: Tensor) -> None:
+        """Where a simulator began anew without a reset slot – after a resume –, the slots that reach over are not drawn."""
+        if self._end == 0:
+            return
+        torn = (first & (self._weight[(self._end - 1) % self._length] > 0)).nonzero().squeeze(1)
+        if len(torn) == 0:
+            return
+        slots = torch.arange(max(self._end - self._config.n_step, 0), self._end, device=self._device)
+        rows = slots % self._length
+        self._weight[rows.unsqueeze(1), torn] = 0.0
+        if self._tree is not None:
+            keys = (rows.unsqueeze(1) * self._num_envs + torn).flatten()
+            self._tree.set(keys, torch.zeros(len(keys), device=self._device))
+
+    def _admit(self, old: tuple[int, int], new: tuple[int, int]) -> None:
+        """New slots at the greatest priority so far, resets and slots that are no longer whole at none."""
+        assert self._tree is not None
+        gone = torch.arange(old[0], min(new[0], old[1]), device=self._device)
+        come = torch.arange(max(old[1], new[0]), new[1], device=self._device)
+        for slots, value in ((gone, None), (come, self._greatest)):
+            if len(slots):
+                rows = slots % self._length
+                keys = rows.unsqueeze(1) * self._num_envs + self._simulators
+                priority = torch.zeros_like(self._weight[rows]) if value is None else value * self._weight[rows]
+                self._tree.set(keys.flatten(), priority.flatten())
+
+    def next(self) -> TransitionBatch | None:
+        if self._taken >= self._share or self.owed < 1:
+            self._taken = 0
+            return None
+        self._taken += 1
+        return self.draw()
+
+    def draw(self) -> TransitionBatch:
+        keys, weight = self._draw_prioritized() if self._tree is not None else self._draw_uniform()
+        self._drawn += 1
+        slot, simulator = keys // self._num_envs, keys % self._num_envs
+        reward, discount, steps = self._sum(slot, simulator)
+        after = (slot + steps) % self._length * self._num_envs + simulator
+        action = self._action.flatten()[keys]
+        to = self._learner_device
+        return TransitionBatch(
+            obs=self._see(keys).to(to, non_blocking=True),
+            action=action.to(to),
+            reward=reward.to(to),
+            discount=discount.to(to),
+            next_obs=self._see(after).to(to, non_blocking=True),
+            weight=weight.to(to),
+            keys=keys,
+        )
+
+    def _noise(self, draws: int) -> Tensor:
+        rows = torch.arange(self._config.batch, device=self._device)
+        return random.uniform(self._seed, random.REPLAY, rows, torch.tensor(self._drawn, device=self._device), draws)
+
+    def _draw_uniform(self) -> tuple[Tensor, Tensor]:
+        begin, end = self._drawable()
+        u = self._noise(2 * TRIES)  # [N, 2 TRIES]
+        slot = (begin + (u[:, :TRIES] * (end - begin)).long()) % self._length
+        keys = slot * self._num_envs + (u[:, TRIES:] * self._num_envs).long()
+        weight = self._weight.flatten()[keys]  # [N, TRIES]
+        good = weight.argmax(1, keepdim=True)  # the first that is no reset
+        return keys.gather(1, good).squeeze(1), weight.gather(1, good).squeeze(1)
+
+    def _draw_prioritized(self) -> tuple[Tensor, Tensor]:
+        """Stratified: one draw from each of N equal parts of the total; importance weights relative to the batch's largest."""
+        assert self._tree is not None
+        n = self._config.batch
+        u = (torch.arange(n, device=self._device) + self._noise(1).squeeze(1).to(torch.float64)) / n
+        keys = self._tree.draw(u)
+        share = self._tree.get(keys) / self._tree.total
+        beta = schedules.linear(self._config.beta, 1.0, self._steps / self._total_steps)
+        weight = (share * len(self)).clamp(min=1e-12) ** -beta
+        return keys, (weight / weight.max()).float()
+
+    def _sum(self, slot: Tensor, simulator: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Discounted rewards up to n steps or a cut, the discount of what follows, and how many steps that were."""
+        total, steps = torch.zeros_like(slot, dtype=torch.float32), torch.zeros_like(slot)
+        discount = torch.ones_like(total)
+        goes_on = torch.ones_like(slot, dtype=torch.bool)
+        for _ in range(self._config.n_step):
+            row = (slot + steps) % self._length
+            total = torch.where(goes_on, total + discount * self._reward[row, simulator], total)
+            discount = torch.where(goes_on, discount * self._discount[row, simulator], discount)
+            steps = steps + goes_on
+            goes_on = goes_on & ~self._cut[row, simulator]
+        return total, discount, steps
+
+    def _see(self, rows: Tensor) -> Tensor:
+        obs = stacked(self._frames, self._first, rows, self._stack)
+        if obs.dim() == 4 and self._learner_device.type == "cpu":
+            return obs.contiguous(memory_format=torch.channels_last)
+        return obs
+
+    def feedback(self, keys: Tensor, priority: Tensor) -> None:
+        if self._tree is None:
+            return
+        raised = (priority.to(self._device, torch.float64).abs() + 1e-6) ** self._config.alpha
+        self._greatest = torch.maximum(self._greatest, raised.max())
+        self._tree.set(keys, raised)  # drawn twice: equal TD errors
+
+    def _rings(self) -> dict[str, Tensor]:
+        names = ("frames", "first", "action", "reward", "discount", "weight", "cut")
+        return {name: getattr(self, f"_{name}") for name in names}
+
+    def state(self) -> dict:
+        counts = {name: getattr(self, f"_{name}") for name in ("steps", "drawn", "free_steps", "free_batches", "share", "taken")}
+        if not self._saved:
+            return {**counts, "contents": False}
+        rings = {name: Streamed(ring) for name, ring in self._rings().items()}
+        tree = {"tree": self._tree.state(), "greatest": self._greatest} if self._tree is not None else {}
+        return {**counts, "contents": True, "end": self._end, **rings, **tree}
+
+    def load(self, state: dict) -> None:
+        self._steps, self._drawn = state["steps"], state["drawn"]
+        if not state["contents"]:  # filled anew by the policy, as many steps as the warm-up had, before learning goes on
+            self._free_steps, self._free_batches = self._steps + self._config.warmup_steps, self._drawn
+            return
+        self._free_steps, self._free_batches = state["free_steps"], state["free_batches"]
+        self._share, self._taken, self._end = state["share"], state["taken"], state["end"]
+        for name, ring in self._rings().items():
+            state[name].read_into(ring)
+        if self._tree is not None:
+            self._tree.load(state["tree"])
+            self._greatest = state["greatest"].to(self._device)
