@@ -29,7 +29,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "sampler": {"num_envs": 16, "horizon": 5},
         "memory": {"epochs": 1, "minibatches": 1},
     },
+    "dqn": {  # 32 transitions learned from every 4 steps: each is used 8 times
+        "recipe": "pong-dqn",
+        "sampler": {"num_envs": 8, "horizon": 4},
+        "memory": {"capacity": 20_000, "batch": 32, "intensity": 8.0, "warmup_steps": 1000},
+    },
 }
+WARMED_UP = 1500  # steps after which a turn may begin
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Options:
     """How often each is measured."""
     seconds: float = 4.0
     """Length of a turn; it ends with the rollout and the updates under way then."""
-    only: Literal["ppo", "a2c", ""] = ""
+    only: Literal["ppo", "a2c", "dqn", ""] = ""
     """Measure one algorithm only."""
     kind: Literal["batched", "alternating"] = "batched"
     """manyhands' sampler."""
@@ -77,12 +83,12 @@ def train_manyhands(algorithm: str, kind: str, turns: Turns) -> None:
     }
     learner = make_learner(load_recipe(setting["recipe"], changes), Custom())
     for rollout in learner.run():
-        if rollout is not None:
+        if rollout is not None and learner.clock.steps > WARMED_UP:
             turns.rollout_over(learner.clock.steps)
 
 
 def train_sb3(algorithm: str, vector: str, turns: Turns) -> None:
-    from stable_baselines3 import A2C, PPO
+    from stable_baselines3 import A2C, DQN, PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_atari_env
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack
@@ -92,7 +98,7 @@ def train_sb3(algorithm: str, vector: str, turns: Turns) -> None:
             return True
 
         def _on_rollout_start(self) -> None:
-            if self.num_timesteps:
+            if self.num_timesteps > WARMED_UP:
                 turns.rollout_over(self.num_timesteps)
 
     setting = SETTINGS[algorithm]
@@ -104,8 +110,20 @@ def train_sb3(algorithm: str, vector: str, turns: Turns) -> None:
     if algorithm == "ppo":
         batch = n * horizon // memory["minibatches"]
         model = PPO("CnnPolicy", env, n_steps=horizon, n_epochs=memory["epochs"], batch_size=batch, device="cpu")
-    else:
+    elif algorithm == "a2c":
         model = A2C("CnnPolicy", env, n_steps=horizon, device="cpu")
+    else:
+        updates = round(n * memory["intensity"] / memory["batch"])  # after one step of every environment
+        model = DQN(
+            "CnnPolicy",
+            env,
+            buffer_size=memory["capacity"],
+            batch_size=memory["batch"],
+            learning_starts=memory["warmup_steps"],
+            train_freq=1,
+            gradient_steps=updates,
+            device="cpu",
+        )
     model.learn(10**9, callback=TakeTurns())
 
 

@@ -420,9 +420,18 @@ def _with_env_kind(recipe: Recipe, arguments: list[str]) -> Recipe:
     return recipe
 
 
+def _check_other_kinds(flag: str) -> None:
+    """An option that another algorithm, rule or memory has."""
+    section, _, key = flag.removeprefix("--").replace("-", "_").partition(".")
+    owners = [n for n, cls in KINDS.get(section, {}).items() if key in {f.name for f in dataclasses.fields(cls)}]
+    if owners:
+        raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have")
+
+
 def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
     for i, word in enumerate(arguments):
         if word.startswith("--") and word not in flags:
+            _check_other_kinds(word)
             near = difflib.get_close_matches(word, flags, 1, 0.7)
             raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
         if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):

@@ -40,6 +40,14 @@ def manyhands(capsys, *arguments):
         (["train", "snake", "--memory.minibatches", "100000"], "exceeds the rollout"),
         (["train", "cartpole-a2c", "--memory.epochs", "3"], "uses a sample once"),
         (["train", "snake", "--total-steps", "0"], "must be at least 1"),
+        (["train", "snake", "--memory.prioritized", "true"], "belongs to memory replay"),
+        (["train", "cartpole-dqn", "--memory.n-step", "20000"], "memory.n_step = 20000 does not fit"),
+        (["train", "cartpole-dqn", "--memory.batch", "60000"], "exceeds memory.capacity"),
+        (["train", "cartpole-dqn", "--memory.capacity", "1e15"], "lower it"),
+        (["train", "cartpole-dqn", "--memory.device", "cuda"], "memory.device = 'cuda' needs a learner there"),
+        (["train", "snake", "--checkpoint.replay", "true"], "no replay to save"),
+        (["train", "onpolicy.toml"], "does not fit an on-policy algorithm"),
+        (["train", "noreplay.toml"], "learns from a replay"),
         (["train", "missing.toml"], "No such file"),
         (["resume", "nowhere"], "not a run directory"),
         (["eval", "nowhere"], "not a run directory"),
@@ -59,11 +67,17 @@ def manyhands(capsys, *arguments):
     ],
 )
 def test_wrong_input_is_one_line_and_exit_2(capsys, tmp_path, monkeypatch, arguments, needle):
-    monkeypatch.chdir(tmp_path)
+    recipes = tmp_path / "recipes"
+    here = tmp_path / "here"
+    recipes.mkdir(), here.mkdir()
+    (recipes / "onpolicy.toml").write_text('extends = "snake"\n[memory]\nname = "replay"\nprioritized = true\n')
+    (recipes / "noreplay.toml").write_text('extends = "snake"\n[algorithm]\nname = "dqn"\n')
+    monkeypatch.chdir(here)
+    arguments = [str(recipes / word) if (recipes / word).is_file() else word for word in arguments]
     code, out, err = manyhands(capsys, *arguments)
     assert code == 2 and out == ""
     assert needle in err and err.startswith("manyhands: ") and err.count("\n") == 1, err
-    assert list(tmp_path.iterdir()) == []  # nothing was started
+    assert list(here.iterdir()) == []  # nothing was started
 
 
 def test_help_and_version(capsys):

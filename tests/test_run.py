@@ -372,3 +372,39 @@ def test_learning_from_what_acting_computed_changes_nothing(tmp_path):
     runs = [train(tmp_path / kind, **once, sampler={**sampler, "kind": kind}) for kind in ("batched", "alternating")]
     one, two = map(final_parameters, runs)
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+REPLAY = {
+    "algorithm": {"name": "dqn", "double": True, "target_period": 300},
+    "exploration": {"over": 2000},
+    "memory": {
+        "name": "replay", "capacity": 2000, "batch": 16, "intensity": 4.0, "warmup_steps": 500, "n_step": 3, "prioritized": True
+    },
+    "sampler": {"num_envs": 4, "horizon": 8},
+    "total_steps": 3000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["batched", "alternating"])
+def test_with_its_replay_saved_a_run_resumes_exactly(tmp_path, kind):
+    changes = {**REPLAY, "sampler": {**REPLAY["sampler"], "kind": kind}, "checkpoint": {"every_steps": 1000, "replay": True}}
+    whole = train(tmp_path / "whole", **changes)
+    part = train(tmp_path / "part", **changes)
+    before, newest = sorted(part.checkpoints.glob("step-*"))[-2:]
+    shutil.rmtree(newest)
+    assert json.loads((before / "manifest.json").read_text())["replay"] == "saved"
+    assert (before / "learner.memory.frames.bin").stat().st_size == (500 + 3 + 1) * 4 * 100  # slots, n, stack - 1; 10×10 pixels
+    resumed = mh.resume(part.directory, quiet=True)
+    assert torch.equal(final_parameters(whole), final_parameters(resumed))
+    assert rows(whole) == rows(resumed)
+
+
+def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
+    run = train(tmp_path / "run", **{**REPLAY, "total_steps": 2000})
+    manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
+    assert manifest["replay"].startswith("not saved")
+    updates = run.metrics()[-1]["updates"]
+    assert command("resume", run.directory, "--total-steps", 4000, stderr=subprocess.STDOUT).wait(60) == 0
+    assert "the replay was not saved" in capfd.readouterr().out
+    # 2000 more steps, of which the first 500 pay for nothing: 1500 · 4 / 16 = 375 updates, but for those still owed
+    assert 360 <= run.metrics()[-1]["updates"] - updates <= 376
