@@ -327,3 +327,23 @@ def test_impossible_settings():
         ReplayConfig(capacity=40, batch=8, warmup_steps=8, n_step=10).check(4, 1)
     with pytest.raises(UsageError, match="one rollout"):
         ReplayConfig(capacity=40, batch=8, warmup_steps=8).check(4, 20)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_on_a_gpu_it_draws_what_it_draws_on_a_cpu(prioritized):
+    gpu = torch.device("cuda")
+    spec = EnvSpec("story", (1, 2, 2), "uint8", 3, 4)
+    config = ReplayConfig(capacity=60, batch=16, n_step=2, warmup_steps=1, prioritized=prioritized)
+    one, two, story = Replay(config, spec, 2, CPU, CPU, 0, 1000), Replay(config, spec, 2, gpu, gpu, 0, 1000), Story(2, 3, 5)
+    for _ in range(12):
+        rollout = story.rollout(4)
+        batches = []
+        for replay in (one, two):
+            replay.add(rollout)
+            batches.append(replay.draw())
+            replay.feedback(batches[-1].keys, batches[-1].keys.float())
+        a, b = batches
+        for name in ("obs", "action", "reward", "discount", "next_obs", "keys"):
+            assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
+        torch.testing.assert_close(a.weight, b.weight.cpu())
