@@ -16,9 +16,10 @@ from manyhands.types import Rollout
 
 
 def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
-    """Steps and seconds of training after one rollout of warm-up, and the last rollout."""
+    """Steps and seconds of training, and the last rollout. It begins with the second rollout that was learned from."""
     rollouts = (item for item in learner.run() if item is not None)
-    next(rollouts)
+    while learner.clock.updates == 0:
+        next(rollouts)
     _synchronise()
     learner.reset_timers()
     steps, begin = 0, time.perf_counter()

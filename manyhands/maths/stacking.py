@@ -27,6 +27,23 @@ def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
     return planes.flatten(1, 2)
 
 
+def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
+    """The same on a CPU, in the memory layout that convolutions read: channels last. Plane by plane, a fifth of the time of
+    stacking first and changing the layout afterwards."""
+    pixels, begins = frames.flatten(0, 1).numpy(), first.flatten().numpy()
+    channels = pixels.shape[1]
+    out = np.empty((len(rows), *pixels.shape[2:], stack * channels), pixels.dtype)
+    at, gone = rows.numpy(), np.zeros(len(rows), bool)  # gone: this plane is from before the episode's start
+    for k in range(stack - 1, -1, -1):
+        plane = out[..., k * channels : (k + 1) * channels]
+        plane[...] = np.moveaxis(pixels[at], 1, -1)
+        if gone.any():
+            plane[gone] = 0
+        gone = gone | begins[at]
+        at = (at - frames.shape[1]) % len(pixels)
+    return torch.from_numpy(out).movedim(-1, 1)
+
+
 def push(stacks: np.ndarray, frame: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:
     """The next stacks, channels last: stacks and out [B, ..., stack * C] contiguous, frame [B, C, ...], first [B].
 

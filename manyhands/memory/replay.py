@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manyhands.maths import random, schedules
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import stacked, stacked_last
 from manyhands.memory.sum_tree import SumTree
 from manyhands.types import EnvSpec, Rollout, Streamed, TransitionBatch, UsageError
 
@@ -271,10 +271,8 @@ class Replay:
         return total, discount, steps
 
     def _see(self, rows: Tensor) -> Tensor:
-        obs = stacked(self._frames, self._first, rows, self._stack)
-        if obs.dim() == 4 and self._learner_device.type == "cpu":
-            return obs.contiguous(memory_format=torch.channels_last)
-        return obs
+        stack = stacked_last if self._device.type == "cpu" and self._stack > 1 else stacked
+        return stack(self._frames, self._first, rows, self._stack)
 
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         if self._tree is None:

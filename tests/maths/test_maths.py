@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.maths import policy, random, returns, schedules
-from manyhands.maths.stacking import push, stacked
+from manyhands.maths.stacking import push, stacked, stacked_last
 
 
 def test_n_step_returns_by_hand():
@@ -112,6 +112,8 @@ def test_stacking_equals_a_naive_stack(data):
                 seen = stacked(frames, first, torch.tensor([t * B + b]), stack)[0]
                 assert seen.shape == (2 * stack, 1, 1)
                 assert seen[::2].flatten().tolist() == history
+    rows = torch.arange((stack - 1) * B, length * B)
+    assert torch.equal(stacked_last(frames, first, rows, stack), stacked(frames, first, rows, stack))
 
 
 @settings(max_examples=60, deadline=None)
