@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ import tyro
 from manyhands import machine
 from manyhands.algos.dqn import DQN
 from manyhands.build import Custom, make_model, place_threads
-from manyhands.config import load_recipe
+from manyhands.config import Recipe, load_recipe
 from manyhands.learner import Learner
 from manyhands.memory.replay import Replay, ReplayConfig, replay_bytes
 from manyhands.stores.local import LocalStore
@@ -82,6 +82,21 @@ class Nobody:
     epsilon = torch.zeros(0)
 
 
+def measure(replay: Replay, recipe: Recipe, batch: int, repeats: int, device: torch.device) -> dict[str, Any]:
+    algorithm = DQN()
+    model = make_model(recipe, algorithm, SPEC, device, Custom())
+    learner = Learner(algorithm, model, Nobody(), replay, LocalStore(model, recipe.rule, 10**9), 10**9)  # type: ignore[arg-type]
+    data = replay.draw()
+    draw_ms = median_ms(replay.draw, repeats, device)
+    update_ms = median_ms(lambda: learner._update(data), repeats, device)  # prioritized: with the change of priorities
+    return {
+        "draw_ms": round(draw_ms, 3),
+        "samples_per_s": round(batch / draw_ms * 1e3),
+        "update_ms": round(update_ms, 3),
+        "draw_to_update": round(draw_ms / update_ms, 3),
+    }
+
+
 def main(options: Options) -> None:
     recipe = load_recipe("pong-dqn-512", {} if options.device == "auto" else {"device": options.device})
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -93,37 +108,19 @@ def main(options: Options) -> None:
         "naive_bytes": options.capacity * 2 * 4 * 84 * 84,
     }
     for kind in ("uniform", "prioritized"):
-        config = ReplayConfig(options.capacity, warmup_steps=1, n_step=3, prioritized=kind == "prioritized", intensity=1.0)
-        replay = Replay(config, SPEC, ENVS, device, device, 0, 10**9)
-        begin = time.perf_counter()
-        adds = -(-config.slots(ENVS) // SLOTS) + 1
-        for i in range(adds):
-            replay.add(rollouts[i % 2])
-        filled = time.perf_counter() - begin
-        row: dict[str, Any] = {
-            "bytes": replay_bytes(config, SPEC, ENVS),
-            "add_steps_per_s": round(adds * SLOTS * ENVS / filled),
-        }
+        row: dict[str, Any] = {}
         for batch in options.batches:
-            replay._config = replace(config, batch=batch)
-            algorithm = DQN()
-            model = make_model(recipe, algorithm, SPEC, device, Custom())
-            learner = Learner(algorithm, model, Nobody(), replay, LocalStore(model, recipe.rule, 10**9), 10**9)  # type: ignore[arg-type]
-            data = replay.draw()
-
-            def update(learner: Learner = learner, data: Any = data) -> None:
-                learner._update(data)
-
-            draw_ms = median_ms(replay.draw, options.repeats, device)
-            update_ms = median_ms(update, options.repeats, device)
-            row[str(batch)] = {
-                "draw_ms": round(draw_ms, 3),
-                "samples_per_s": round(batch / draw_ms * 1e3),
-                "update_ms": round(update_ms, 3),
-                "draw_to_update": round(draw_ms / update_ms, 3),
-            }
+            config = ReplayConfig(options.capacity, batch, 1.0, warmup_steps=1, n_step=3, prioritized=kind == "prioritized")
+            replay = Replay(config, SPEC, ENVS, device, device, 0, 10**9)
+            begin = time.perf_counter()
+            adds = -(-config.slots(ENVS) // SLOTS) + 1
+            for i in range(adds):
+                replay.add(rollouts[i % 2])
+            row["bytes"] = replay_bytes(config, SPEC, ENVS)
+            row["add_steps_per_s"] = round(adds * SLOTS * ENVS / (time.perf_counter() - begin))
+            row[str(batch)] = measure(replay, recipe, batch, options.repeats, device)
+            del replay
         result[kind] = row
-        del replay, learner
         if not options.json:
             sizes = f"{row['bytes'] / 1e9:.2f} GB (naive {result['naive_bytes'] / 1e9:.0f})"
             print(f"{kind}: {sizes}, {row['add_steps_per_s']:,} steps/s added")

@@ -155,7 +155,8 @@ def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Loc
     if isinstance(config, FreshConfig):
         return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, recipe.seed)
     device_of_frames = place_replay(config, sampler.spec, sampler.num_envs, device)
-    pauses = recipe.sampler.horizon * len(sampler.groups) + 1
+    # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.
+    pauses = recipe.sampler.horizon * len(sampler.groups) + 1 if device.type == "cuda" else 1
     return Replay(
         config, sampler.spec, sampler.num_envs, device_of_frames, device, recipe.seed, recipe.total_steps, pauses,
         saved=recipe.checkpoint.replay,

@@ -9,13 +9,14 @@ ROOT = Path(manyhands.__file__).parent
 MAY = {
     "types": set(),
     "machine": set(),
+    "graphs": set(),
     "maths": {"types", "maths"},
     "nets": {"types", "nets"},
     "hosts": {"types", "hosts"},
     "algos": {"types", "maths", "nets", "algos"},
     "envs": {"types", "machine", "maths", "hosts", "envs"},
     "samplers": {"types", "maths", "envs", "samplers"},
-    "memory": {"types", "maths", "hosts", "memory"},
+    "memory": {"types", "graphs", "maths", "hosts", "memory"},
     "stores": {"types", "maths", "nets", "hosts", "stores"},
 }
 

@@ -33,7 +33,7 @@ def uniform(seed: int, stream: int, simulator: Tensor, slot: Tensor, draws: int)
     """U[0, 1) of shape broadcast(simulator, slot) + (draws,), on simulator's device."""
     simulator, slot = torch.broadcast_tensors(simulator, slot)
     draw = torch.arange(draws, device=simulator.device)
-    state = _join(_join(torch.as_tensor(key(seed, stream), device=simulator.device), simulator), slot)
+    state = _join(_join(_signed(key(seed, stream)), simulator), slot)
     bits = _join(state.unsqueeze(-1), draw)
     return _shift(bits, 40).to(torch.float32) * 2.0**-24
 
@@ -58,9 +58,12 @@ def _shift(z: Tensor, by: int) -> Tensor:
     return (z >> by) & ((1 << (64 - by)) - 1)  # torch shifts int64 arithmetically; this is the logical shift
 
 
-def _join(state: Tensor, word: Tensor) -> Tensor:
+def _join(state: Tensor | int, word: Tensor) -> Tensor:
     """One round of key() on tensors: int64 arithmetic wraps as uint64's does."""
-    z = state * _signed(_GOLDEN) + word + _signed(_GOLDEN)
+    if isinstance(state, int):  # no tensor for it: its way to a GPU could not be captured in a graph
+        z = word + _signed((state * _GOLDEN + _GOLDEN) & _MASK)
+    else:
+        z = state * _signed(_GOLDEN) + word + _signed(_GOLDEN)
     z = (z ^ _shift(z, 30)) * _signed(_MIX1)
     z = (z ^ _shift(z, 27)) * _signed(_MIX2)
     return z ^ _shift(z, 31)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from manyhands.graphs import Captured
 from manyhands.maths import random, schedules
 from manyhands.maths.stacking import stacked, stacked_last
 from manyhands.memory.sum_tree import SumTree
@@ -137,6 +138,11 @@ class Replay:
         self._simulators = torch.arange(num_envs, device=device)
         self._tree = SumTree(self._length * num_envs, device) if config.prioritized else None
         self._greatest = torch.ones((), dtype=torch.float64, device=device)  # priority of what is new
+        self._cursor = torch.zeros(3, dtype=torch.int64, device=device)  # number of the draw, first and last slot to draw from
+        self._beta = torch.zeros((), dtype=torch.float64, device=device)
+        self._fed = tuple(torch.zeros(config.batch, dtype=t, device=device) for t in (torch.int64, torch.float64))
+        self._gather = Captured(self._gather_batch, device)
+        self._raise_fed = Captured(lambda: self._raise(*self._fed), device)
         self._end = 0  # slots ever written
         self._steps = 0  # decisions of the run
         self._drawn = 0  # batches
@@ -216,29 +222,33 @@ class Replay:
         return self.draw()
 
     def draw(self) -> TransitionBatch:
-        keys, weight = self._draw_prioritized() if self._tree is not None else self._draw_uniform()
+        """A batch; on a GPU the next draw overwrites it."""
+        begin, end = self._drawable()
+        beta = schedules.linear(self._config.beta, 1.0, self._steps / self._total_steps)
+        self._cursor.copy_(torch.tensor([self._drawn, begin, end]), non_blocking=True)
+        self._beta.fill_(beta)
         self._drawn += 1
+        batch = self._gather()
+        if self._device == self._learner_device:
+            return batch
+        moved = {f.name: getattr(batch, f.name).to(self._learner_device) for f in fields(batch) if f.name != "keys"}
+        return replace(batch, **moved)
+
+    def _gather_batch(self) -> TransitionBatch:
+        """Reads where to draw from _cursor and _beta only, so that it can be a CUDA graph."""
+        keys, weight = self._draw_prioritized() if self._tree is not None else self._draw_uniform()
         slot, simulator = keys // self._num_envs, keys % self._num_envs
         reward, discount, steps = self._sum(slot, simulator)
         after = (slot + steps) % self._length * self._num_envs + simulator
         action = self._action.flatten()[keys]
-        to = self._learner_device
-        return TransitionBatch(
-            obs=self._see(keys).to(to, non_blocking=True),
-            action=action.to(to),
-            reward=reward.to(to),
-            discount=discount.to(to),
-            next_obs=self._see(after).to(to, non_blocking=True),
-            weight=weight.to(to),
-            keys=keys,
-        )
+        return TransitionBatch(self._see(keys), action, reward, discount, self._see(after), weight, keys)
 
     def _noise(self, draws: int) -> Tensor:
         rows = torch.arange(self._config.batch, device=self._device)
-        return random.uniform(self._seed, random.REPLAY, rows, torch.tensor(self._drawn, device=self._device), draws)
+        return random.uniform(self._seed, random.REPLAY, rows, self._cursor[0], draws)
 
     def _draw_uniform(self) -> tuple[Tensor, Tensor]:
-        begin, end = self._drawable()
+        begin, end = self._cursor[1], self._cursor[2]
         u = self._noise(2 * TRIES)  # [N, 2 TRIES]
         slot = (begin + (u[:, :TRIES] * (end - begin)).long()) % self._length
         keys = slot * self._num_envs + (u[:, TRIES:] * self._num_envs).long()
@@ -253,8 +263,8 @@ class Replay:
         u = (torch.arange(n, device=self._device) + self._noise(1).squeeze(1).to(torch.float64)) / n
         keys = self._tree.draw(u)
         share = self._tree.get(keys) / self._tree.total
-        beta = schedules.linear(self._config.beta, 1.0, self._steps / self._total_steps)
-        weight = (share * len(self)).clamp(min=1e-12) ** -beta
+        kept = (self._cursor[2] - self._cursor[1]) * self._num_envs
+        weight = (share * kept).clamp(min=1e-12) ** -self._beta
         return keys, (weight / weight.max()).float()
 
     def _sum(self, slot: Tensor, simulator: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,8 +287,17 @@ class Replay:
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         if self._tree is None:
             return
-        raised = (priority.to(self._device, torch.float64).abs() + 1e-6) ** self._config.alpha
-        self._greatest = torch.maximum(self._greatest, raised.max())
+        if len(keys) != len(self._fed[0]):
+            self._raise(keys, priority.to(self._device, torch.float64))
+            return
+        for static, new in zip(self._fed, (keys, priority), strict=True):
+            static.copy_(new)
+        self._raise_fed()
+
+    def _raise(self, keys: Tensor, priority: Tensor) -> None:
+        assert self._tree is not None
+        raised = (priority.abs() + 1e-6) ** self._config.alpha
+        self._greatest.copy_(torch.maximum(self._greatest, raised.max()))
         self._tree.set(keys, raised)  # drawn twice: equal TD errors
 
     def _rings(self) -> dict[str, Tensor]:
@@ -304,4 +323,4 @@ class Replay:
             state[name].read_into(ring)
         if self._tree is not None:
             self._tree.load(state["tree"])
-            self._greatest = state["greatest"].to(self._device)
+            self._greatest.copy_(state["greatest"])
