@@ -25,6 +25,20 @@ def test_cartpole_a2c_reaches_475(seed, tmp_path):
     assert train("cartpole-a2c", seed, tmp_path).evaluate(episodes=100).mean >= 475
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_cartpole_dqn_reaches_475(seed, tmp_path):
+    assert train("cartpole-dqn", seed, tmp_path).evaluate(episodes=100).mean >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(5))
+def test_snake_dqn_beats_a_random_player_by_three_apples(seed, tmp_path):
+    run = train("snake-dqn", seed, tmp_path)
+    assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 3
+
+
 def test_snake_is_on_its_way_after_a_third(tmp_path):
     run = train("snake", 0, tmp_path, total_steps=240_000)
     assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 1
