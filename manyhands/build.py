@@ -145,8 +145,9 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
         explore = partial(recipe.exploration.epsilon, sampler.num_envs, warmup_steps=warmup)
         return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=explore)
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
+    # (An algorithm of somebody's own may show the network something else as well.)
     once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
-    keep = once and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    keep = once and custom.algorithm is None and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
 
 
