@@ -2,8 +2,8 @@
 
     python benchmarks/replay.py [--json] [--capacity 1_000_000] [--device cpu|cuda] [--batches 32 512]
 
-The ring is filled with noise by the same add() that training uses. The update is DQN's on the `nature` network: two forward
-passes, one backward pass, Adam.
+The ring is filled with noise by the same add() that training uses. The update is that of the recipe which such draws feed:
+uniform ones pong-dqn-512, prioritized ones pong-rainbow-512 (and their new priorities are part of it).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch
 import tyro
 
 from manyhands import machine
-from manyhands.algos.dqn import DQN
 from manyhands.build import Custom, make_model, place_threads
 from manyhands.config import Recipe, load_recipe
 from manyhands.learner import Learner
@@ -28,6 +27,7 @@ from manyhands.stores.local import LocalStore
 from manyhands.types import EnvSpec, Rollout
 
 ENVS, SLOTS = 128, 64
+RECIPES = {"uniform": "pong-dqn-512", "prioritized": "pong-rainbow-512"}
 SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6)
 
 
@@ -83,12 +83,12 @@ class Nobody:
 
 
 def measure(replay: Replay, recipe: Recipe, batch: int, repeats: int, device: torch.device) -> dict[str, Any]:
-    algorithm = DQN()
+    algorithm = recipe.algorithm
     model = make_model(recipe, algorithm, SPEC, device, Custom())
     learner = Learner(algorithm, model, Nobody(), replay, LocalStore(model, recipe.rule, 10**9), 10**9)  # type: ignore[arg-type]
     data = replay.draw()
     draw_ms = median_ms(replay.draw, repeats, device)
-    update_ms = median_ms(lambda: learner._update(data), repeats, device)  # prioritized: with the change of priorities
+    update_ms = median_ms(lambda: learner._update(data), repeats, device)
     return {
         "draw_ms": round(draw_ms, 3),
         "samples_per_s": round(batch / draw_ms * 1e3),
@@ -98,16 +98,17 @@ def measure(replay: Replay, recipe: Recipe, batch: int, repeats: int, device: to
 
 
 def main(options: Options) -> None:
-    recipe = load_recipe("pong-dqn-512", {} if options.device == "auto" else {"device": options.device})
+    change = {} if options.device == "auto" else {"device": options.device}
+    recipes = {kind: load_recipe(name, change) for kind, name in RECIPES.items()}
     device = torch.device("cuda" if options.device != "cpu" and torch.cuda.is_available() else "cpu")
-    place_threads(recipe, device)
+    place_threads(recipes["uniform"], device)
     rollouts = [noise(device, seed) for seed in range(2)]
     result: dict[str, Any] = {
         "capacity": options.capacity,
         "device": device.type,
         "naive_bytes": options.capacity * 2 * 4 * 84 * 84,
     }
-    for kind in ("uniform", "prioritized"):
+    for kind, recipe in recipes.items():
         row: dict[str, Any] = {}
         for batch in options.batches:
             config = ReplayConfig(options.capacity, batch, 1.0, warmup_steps=1, n_step=3, prioritized=kind == "prioritized")
