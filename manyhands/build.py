@@ -147,7 +147,8 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
-    keep = once and custom.algorithm is None and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    own = custom.algorithm is None and custom.network is None
+    keep = once and own and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
 
 
@@ -171,6 +172,11 @@ def place_replay(config: ReplayConfig, spec: EnvSpec, num_envs: int, device: tor
 def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     """Everything that can be wrong with a recipe, found out with one simulator: hundreds may take half a minute to build."""
     check_custom(recipe, custom)
+    if custom.algorithm is not None and hasattr(custom.algorithm, "target_period") != isinstance(recipe.memory, ReplayConfig):
+        name = type(custom.algorithm).__name__
+        raise UsageError(
+            f"{name} does not fit the recipe's memory: value learning needs memory.name = 'replay', a policy 'fresh'"
+        )
     device = find_device(recipe.device)
     place_threads(recipe, device)
     group = make_group(recipe.env, 1, device, custom.env)

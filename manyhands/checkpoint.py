@@ -81,8 +81,8 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
     return final
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, manifest) of one checkpoint, verified; DamagedCheckpoint says what is wrong with it."""
+def load(path: Path, streams: bool = True) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, manifest) of one checkpoint, verified – the large files only where wanted; DamagedCheckpoint says what is wrong."""
     try:
         body = (path / MANIFEST).read_text()
         digest = (path / f"{MANIFEST}.sha256").read_text().strip()
@@ -95,12 +95,16 @@ def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(f"{path}: format {manifest.get('format')} is not {FORMAT}: it was written by another version")
     for name, expected in manifest["sha256"].items():
         file = path / Path(name).name
+        if name != TENSORS and not streams:
+            continue
         if not file.is_file() or _sha256(file) != expected:
             raise DamagedCheckpoint(f"{file}: missing or its checksum differs")
     return _join(manifest.pop("state"), load_file(path / TENSORS), path), manifest
 
 
-def load_newest(folder: Path, warn: Callable[[str], None], which: str = "latest") -> tuple[dict[str, Any], dict[str, Any]]:
+def load_newest(
+    folder: Path, warn: Callable[[str], None], which: str = "latest", streams: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The named checkpoint ("latest", "best" or a folder's name), or the newest good one before it, with a warning."""
     candidates = list(reversed(_all(folder)))
     if which != "latest":
@@ -113,7 +117,7 @@ def load_newest(folder: Path, warn: Callable[[str], None], which: str = "latest"
         raise UsageError(f"{folder.parent} has no checkpoint yet: nothing to continue from")
     for path in candidates:
         try:
-            return load(path)
+            return load(path, streams)
         except DamagedCheckpoint as damage:
             warn(f"damaged checkpoint: {damage}; trying the one before it")
     raise UsageError(f"{folder}: every checkpoint is damaged")

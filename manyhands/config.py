@@ -84,7 +84,7 @@ class CheckpointConfig:
     keep: int = 2
     """Newest checkpoints kept, beside the best one."""
     replay: bool = False
-    """Save the replay too (it may be gigabytes): a resume is exact then; without it, it begins with a new warm-up."""
+    """Save the replay too (it may be gigabytes); without it a resumed run fills a new one before it goes on learning."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or self.keep < 1:
@@ -148,10 +148,17 @@ class Recipe:
                 "set memory.name = 'fresh', or choose dqn or categorical-dqn"
             )
         memory.check(self.sampler.num_envs, self.sampler.horizon)
+        if memory.warmup_steps >= self.total_steps:
+            raise UsageError(
+                f"memory.warmup_steps = {memory.warmup_steps} of total_steps = {self.total_steps}: it would never learn; "
+                "lower the one or raise the other"
+            )
 
     def _check_fresh(self, memory: FreshConfig) -> None:
         if isinstance(self.algorithm, DQN):
             raise UsageError("algorithm.name = 'dqn' or 'categorical-dqn' learns from a replay: set memory.name = 'replay'")
+        if self.exploration != Exploration():
+            raise UsageError("exploration is for algorithms that act greedily otherwise (dqn, categorical-dqn): remove it")
         if self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true: there is no replay to save with an on-policy algorithm")
         batch = self.sampler.num_envs * self.sampler.horizon

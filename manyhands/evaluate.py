@@ -113,7 +113,7 @@ def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[
         env = env.for_evaluation(None, limit)
     else:
         env = env.for_evaluation(*PROTOCOLS[protocol])
-    state, manifest = load_newest(run.checkpoints, warn, checkpoint_name)
+    state, manifest = load_newest(run.checkpoints, warn, checkpoint_name, streams=False)
     return env, protocol, state, manifest
 
 

@@ -17,26 +17,28 @@ class Captured:
 
     def __init__(self, function: Callable[[], Any], device: torch.device) -> None:
         self._function = function
-        self._wanted = device.type == "cuda"
+        self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Any = None
 
     def __call__(self) -> Any:
-        if not self._wanted:
+        if self._device.type != "cuda":
             return self._function()
         if self._graph is None:
             self._capture()
         assert self._graph is not None
-        self._graph.replay()
+        with torch.cuda.device(self._device):
+            self._graph.replay()
         return self._result
 
     def _capture(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries make their own preparations during the first calls
-            for _ in range(2):
-                self._function()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._result = self._function()
+        with torch.cuda.device(self._device):  # a learner's GPU need not be the current one
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # libraries make their own preparations during the first calls
+                for _ in range(2):
+                    self._function()
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, stream=side):
+                self._result = self._function()

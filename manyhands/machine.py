@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -42,8 +43,11 @@ def free_memory(device: Any) -> int:
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = "/sys/fs/cgroup/memory."
-    with contextlib.suppress(OSError, ValueError), open(f"{group}max") as limit, open(f"{group}current") as used:
-        free = min(free, int(limit.read()) - int(used.read()))  # "max" where there is no limit
+    with contextlib.suppress(OSError, ValueError):  # no such file; "max" where there is no limit
+        limit, used = (int(Path(f"{group}{name}").read_text()) for name in ("max", "current"))
+        stat = dict(line.split() for line in Path(f"{group}stat").read_text().splitlines())
+        cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))  # given back when somebody needs it
+        free = min(free, limit - used + cached)
     return free
 
 

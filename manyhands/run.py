@@ -21,6 +21,7 @@ from manyhands.build import Custom, make_learner
 from manyhands.config import Recipe, load_recipe, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
 from manyhands.learner import Learner
+from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
 from manyhands.types import Episode, RunError, UsageError
 
@@ -214,9 +215,11 @@ class _Session:
                 self._loop(stop)
         except torch.cuda.OutOfMemoryError as error:
             peak = torch.cuda.max_memory_allocated() / 2**30
+            replay = "memory.capacity or memory.batch, or set memory.device = 'cpu'"
+            fresh = "sampler.num_envs or sampler.horizon, or raise memory.minibatches"
+            levers = replay if isinstance(self._recipe.memory, ReplayConfig) else fresh
             raise RunError(
-                f"the GPU ran out of memory (peak {peak:.1f} GiB). The last checkpoint is good; lower sampler.num_envs or "
-                "sampler.horizon, or raise memory.minibatches"
+                f"the GPU ran out of memory (peak {peak:.1f} GiB). The last checkpoint is good; lower {levers}"
             ) from error
         finally:
             give_up_at(float("inf"))

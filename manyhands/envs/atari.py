@@ -109,7 +109,7 @@ class AtariGroup:
 
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         tall = config.size == "104x80"
-        threads = config.threads or machine.cores()
+        threads = min(config.threads or machine.cores(), num_envs)
         options: dict[str, Any] = {
             "num_threads": threads,
             # The scheduler often wakes two of them on one core, and leaves them there: 12 % of A2C's speed on two cores.

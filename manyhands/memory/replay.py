@@ -54,6 +54,8 @@ class ReplayConfig:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"memory.{name} = {getattr(self, name)}: must lie between 0 and 1")
+        if not self.prioritized and (self.alpha, self.beta) != (ReplayConfig.alpha, ReplayConfig.beta):
+            raise UsageError("memory.alpha and memory.beta: a uniform replay has no use for them; it needs memory.prioritized")
         if self.batch > self.capacity:
             raise UsageError(f"memory.batch = {self.batch} exceeds memory.capacity = {self.capacity}: lower it")
         if self.warmup_steps > self.capacity:
@@ -163,7 +165,7 @@ class Replay:
     def add(self, rollout: Rollout) -> None:
         slots, history = len(rollout.action), rollout.stack - 1
         old = self._drawable()
-        self._mend_seam(rollout.first[history].to(self._device))
+        self._join(rollout, history)
         at = torch.arange(self._end, self._end + slots + 1, device=self._device) % self._length
         seen = slice(history, history + slots + 1)  # one frame ahead
         self._frames[at] = rollout.obs[seen].to(self._device)
@@ -188,10 +190,18 @@ class Replay:
         end = max(self._end - self._config.n_step + 1, 0)
         return max(end - self._config.slots(self._num_envs), 0), end
 
+    def _join(self, rollout: Rollout, history: int) -> None:
+        """What a new rollout says of the slots before it."""
+        if self._end:
+            # A simulator that was lost in the last slot of the rollout before: nothing may span it.
+            self._cut[(self._end - 1) % self._length] |= rollout.weight[0].to(self._device) == 0
+            self._mend_seam(rollout.first[history].to(self._device))
+        elif history:  # begun in the middle of an episode, after a resume without contents: the rows before the first
+            self._frames[-history:] = rollout.obs[:history].to(self._device)
+            self._first[-history:] = rollout.first[:history].to(self._device)
+
     def _mend_seam(self, first: Tensor) -> None:
         """Where a simulator began anew without a reset slot – after a resume –, the slots that reach over are not drawn."""
-        if self._end == 0:
-            return
         torn = (first & (self._weight[(self._end - 1) % self._length] > 0)).nonzero().squeeze(1)
         if len(torn) == 0:
             return
@@ -297,6 +307,7 @@ class Replay:
     def _raise(self, keys: Tensor, priority: Tensor) -> None:
         assert self._tree is not None
         raised = (priority.abs() + 1e-6) ** self._config.alpha
+        raised = torch.where(raised.isfinite(), raised, 0.0)  # a transition that gives nothing finite is not drawn again
         self._greatest.copy_(torch.maximum(self._greatest, raised.max()))
         self._tree.set(keys, raised)  # drawn twice: equal TD errors
 
@@ -306,7 +317,7 @@ class Replay:
 
     def state(self) -> dict:
         counts = {name: getattr(self, f"_{name}") for name in ("steps", "drawn", "free_steps", "free_batches", "share", "taken")}
-        if not self._saved:
+        if not self._saved or self._end == 0:
             return {**counts, "contents": False}
         rings = {name: Streamed(ring) for name, ring in self._rings().items()}
         tree = {"tree": self._tree.state(), "greatest": self._greatest} if self._tree is not None else {}

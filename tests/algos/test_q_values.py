@@ -80,7 +80,7 @@ class Table(nn.Module):
         return self.layer(x).relu()
 
 
-def learned(table, algorithm, updates=1500, **memory):
+def learned(table, algorithm, updates=1000, **memory):
     torch.manual_seed(0)
     group = GymEnv(id="custom").make(8, factory=lambda: Problem(table))
     sampler = LockstepSampler([group], 8, GAMMA, 0, CPU)

@@ -347,3 +347,50 @@ def test_on_a_gpu_it_draws_what_it_draws_on_a_cpu(prioritized):
         for name in ("obs", "action", "reward", "discount", "next_obs", "keys"):
             assert torch.equal(getattr(a, name), getattr(b, name).cpu()), name
         torch.testing.assert_close(a.weight, b.weight.cpu())
+
+
+def steady(story, frames_from=1):
+    """A life without ends: reward 1 in every slot, frames numbered."""
+
+    def step(b):
+        story.slots[b].append((0, 1.0, GAMMA, False, 1.0))
+        story.frames[b].append(len(story.frames[b]) + frames_from)
+        story.firsts[b].append(False)
+
+    story.step = step
+    return story
+
+
+def test_a_priority_that_is_not_finite_spoils_nothing():
+    replay = replay_of(steady(story := Story(1, 1, 0)), 30, prioritized=True, batch=10)
+    replay.add(story.rollout(20))
+    replay.feedback(torch.arange(4), torch.tensor([1.0, float("nan"), float("inf"), 2.0]))
+    drawn = torch.cat([replay.draw().keys for _ in range(30)])
+    assert set(drawn.tolist()) == set(range(20)) - {1, 2}
+    assert replay.draw().weight.isfinite().all()
+
+
+def test_a_simulator_lost_between_two_rollouts_ends_what_came_before():
+    """Its reset is the first slot of the next rollout: the three steps before it are cut there, and bootstrapped."""
+    story = steady(Story(1, 1, 0))
+    replay = replay_of(story, 30, n=3, batch=20)
+    replay.add(story.rollout(5))
+    lost = story.rollout(5)
+    lost.weight[0], lost.discount[0], lost.cut[0], lost.first[1] = 0.0, 0.0, True, True
+    replay.add(lost)
+    batches = [replay.draw() for _ in range(20)]
+    for key, reward, discount, after in ((3, 1.5, 0.25, 6), (4, 1.0, 0.5, 6), (1, 1.75, 0.125, 5)):
+        batch, i = next((b, i) for b in batches for i in range(20) if int(b.keys[i]) == key and b.weight[i] > 0)
+        assert float(batch.reward[i]) == reward and float(batch.discount[i]) == discount
+        assert int(batch.next_obs[i].flatten()[0]) == after
+
+
+def test_begun_in_the_middle_of_an_episode_it_knows_the_frames_before():
+    story = steady(Story(1, 4, 0))
+    story.rollout(10)  # lived through before the replay was there
+    replay = replay_of(story, 30, batch=20)
+    replay.add(story.rollout(6))
+    batch = replay.draw()
+    for i in range(20):
+        t = 10 + int(batch.keys[i])
+        assert batch.obs[i, :, 0, 0].tolist() == story.stack_at(0, t)
