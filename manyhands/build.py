@@ -16,7 +16,7 @@ from manyhands.envs.gym import Factory, GymEnv
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
-from manyhands.machine import cores, free_memory, keep_memory
+from manyhands.machine import cores, free_memory, keep_memory, take_share
 from manyhands.maths import random
 from manyhands.memory.fresh import FreshConfig, FreshMemory
 from manyhands.memory.replay import Replay, ReplayConfig, choose_device, replay_bytes
@@ -24,8 +24,10 @@ from manyhands.nets.flat import Model, flatten
 from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import ConvTorso, make_torso
 from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
 from manyhands.stores.local import LocalStore
-from manyhands.types import Algorithm, EnvGroup, EnvSpec, Memory, UsageError
+from manyhands.stores.shared import SharedConfig, SharedStore
+from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, Seat, Store, UsageError
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,13 @@ class Custom:
     env: Factory | None = None  # () -> gymnasium.Env
     network: Callable[[EnvSpec], nn.Module] | None = None  # -> a torso: observations [N, ...] to features [N, F]
     algorithm: Algorithm | None = None
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where learners in several processes meet: descriptors of unnamed files that all of them have inherited."""
+
+    fds: tuple[int, ...] = ()
 
 
 def find_device(name: str) -> torch.device:
@@ -59,6 +68,21 @@ def place_threads(recipe: Recipe, device: torch.device) -> int:
     threads = recipe.threads or (cores() if device.type == "cpu" else 1)
     torch.set_num_threads(threads)
     return threads
+
+
+def placement(recipe: Recipe) -> str:
+    """Who gets which cores, in words."""
+    device, learners, threads = find_device(recipe.device), recipe.topology.learners, torch.get_num_threads()
+    if learners == 1:
+        return f"{recipe.sampler.num_envs} simulators, {device}, {threads} torch threads"
+    share = max(cores() // learners, 1)
+    own = recipe.threads or (share if device.type == "cpu" else 1)
+    pinned = "pinned" if recipe.topology.pin else "not pinned"
+    store = type(recipe.store).__name__.removesuffix("Config").lower()
+    return (
+        f"{learners} learners ({store}) with {recipe.sampler.num_envs} simulators each, {device}; each counts on {share} of "
+        f"{cores()} cores ({pinned}) for its simulators and {own} torch threads"
+    )
 
 
 def make_group(
@@ -86,7 +110,9 @@ def group_sizes(recipe: Recipe) -> list[int]:
     return {"serial": [1] * n, "batched": [n], "alternating": [n - n // 2, n // 2]}[recipe.sampler.kind]
 
 
-def make_sampler(recipe: Recipe, algorithm: Algorithm, device: torch.device, factory: Factory | None) -> LockstepSampler:
+def make_sampler(
+    recipe: Recipe, algorithm: Algorithm, device: torch.device, factory: Factory | None, seat: Seat
+) -> LockstepSampler:
     env = recipe.env
     groups: list[EnvGroup] = []
     try:
@@ -106,6 +132,7 @@ def make_sampler(recipe: Recipe, algorithm: Algorithm, device: torch.device, fac
         life_loss=getattr(env, "life_loss", False),
         decorrelate_steps=recipe.sampler.decorrelate_steps,
         overlap=recipe.sampler.kind != "serial",
+        seat=seat,
     )
 
 
@@ -124,26 +151,32 @@ def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torc
     return flatten(net.to(device))
 
 
-def make_learner(recipe: Recipe, custom: Custom) -> Learner:
+def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> Store:
+    config, common = recipe.store, (model, recipe.rule, recipe.total_steps)
+    if isinstance(config, AllReduceConfig):
+        return AllReduceStore(*common, config, seat, meeting.fds[0])
+    if isinstance(config, SharedConfig):
+        return SharedStore(*common, config, *meeting.fds)
+    return LocalStore(*common)
+
+
+def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: Meeting = Meeting()) -> Learner:  # noqa: B008
+    """One learner with everything it needs, at its seat among several."""
+    if seat.learners > 1:
+        take_share(seat.rank, seat.learners, recipe.topology.pin)
     device = find_device(recipe.device)
     place_threads(recipe, device)
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
-    sampler = make_sampler(recipe, algorithm, device, custom.env)
+    sampler = make_sampler(recipe, algorithm, device, custom.env, seat)
     try:
         model = make_model(recipe, algorithm, sampler.spec, device, custom)
+        memory = make_memory(recipe, algorithm, model, sampler, seat)
+        store = make_store(recipe, model, seat, meeting)
     except BaseException:
         sampler.close()
         raise
-    try:
-        memory = make_memory(recipe, algorithm, model, sampler)
-    except BaseException:
-        sampler.close()
-        raise
-    store = LocalStore(model, recipe.rule, recipe.total_steps)
     if isinstance(recipe.memory, ReplayConfig):
-        warmup = recipe.memory.warmup_steps
-        explore = partial(recipe.exploration.epsilon, sampler.num_envs, warmup_steps=warmup)
-        return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=explore)
+        return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
@@ -152,15 +185,28 @@ def make_learner(recipe: Recipe, custom: Custom) -> Learner:
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
 
 
-def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: LockstepSampler) -> Memory:
+def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
+    """The ε of this learner's simulators, among those of all learners."""
+    assert isinstance(recipe.memory, ReplayConfig)
+    n, warmup = recipe.sampler.num_envs, recipe.memory.warmup_steps
+
+    def explore(clock: Clock) -> torch.Tensor:
+        return recipe.exploration.epsilon(n * seat.learners, clock, warmup)[n * seat.rank : n * (seat.rank + 1)]
+
+    return explore
+
+
+def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: LockstepSampler, seat: Seat) -> Memory:
     config, device = recipe.memory, model.parameters.device
+    seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
     if isinstance(config, FreshConfig):
-        return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, recipe.seed)
+        return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, seed)
+    config = config.share(seat.learners)
     device_of_frames = place_replay(config, sampler.spec, sampler.num_envs, device)
     # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.
     pauses = recipe.sampler.horizon * len(sampler.groups) + 1 if device.type == "cuda" else 1
     return Replay(
-        config, sampler.spec, sampler.num_envs, device_of_frames, device, recipe.seed, recipe.total_steps, pauses,
+        config, sampler.spec, sampler.num_envs, device_of_frames, device, seed, recipe.total_steps // seat.learners, pauses,
         saved=recipe.checkpoint.replay,
     )  # fmt: skip
 

@@ -31,7 +31,10 @@ from manyhands.memory.fresh import FreshConfig
 from manyhands.memory.replay import ReplayConfig
 from manyhands.nets.torsos import TORSOS
 from manyhands.samplers.exploration import Exploration
+from manyhands.stores.allreduce import AllReduceConfig
+from manyhands.stores.local import LocalConfig
 from manyhands.stores.rules import Adam, RMSProp
+from manyhands.stores.shared import SharedConfig
 from manyhands.types import UsageError
 
 # Sections of which there are several kinds, told apart by their `name`; the first is the default.
@@ -39,6 +42,7 @@ KINDS: dict[str, dict[str, type]] = {
     "algorithm": {"ppo": PPO, "actor-critic": ActorCritic, "dqn": DQN, "categorical-dqn": CategoricalDQN},
     "rule": {"adam": Adam, "rmsprop": RMSProp},
     "memory": {"fresh": FreshConfig, "replay": ReplayConfig},
+    "store": {"local": LocalConfig, "allreduce": AllReduceConfig, "shared": SharedConfig},
 }
 
 
@@ -75,6 +79,20 @@ class SamplerConfig:
                 raise UsageError(f"sampler.{name} = {getattr(self, name)}: must be at least {least}")
         if self.kind == "alternating" and self.num_envs < 2:
             raise UsageError("sampler.kind = 'alternating' needs two groups: set sampler.num_envs to at least 2")
+
+
+@dataclass(frozen=True)
+class TopologyConfig:
+    learners: int = 1
+    """Processes that sample and learn, each with sampler.num_envs simulators. More than one with a local store: all-reduce."""
+    pin: bool = False
+    """Each learner keeps to its own share of the cores, instead of only counting on as many."""
+
+    def __post_init__(self) -> None:
+        if self.learners < 1:
+            raise UsageError(f"topology.learners = {self.learners}: must be at least 1")
+        if self.pin and self.learners == 1:
+            raise UsageError("topology.pin = true divides the cores among learners: set topology.learners to at least 2")
 
 
 @dataclass(frozen=True)
@@ -130,16 +148,33 @@ class Recipe:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     exploration: Exploration = field(default_factory=Exploration)
     memory: FreshConfig | ReplayConfig = field(default_factory=FreshConfig)
+    store: LocalConfig | AllReduceConfig | SharedConfig = field(default_factory=LocalConfig)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
     def __post_init__(self) -> None:
         if self.total_steps < 1:
             raise UsageError(f"total_steps = {self.total_steps}: must be at least 1")
+        self._check_topology()
         if isinstance(self.memory, ReplayConfig):
             self._check_replay(self.memory)
         else:
             self._check_fresh(self.memory)
+
+    @property
+    def in_processes(self) -> bool:
+        """Learners run in processes of their own."""
+        return not isinstance(self.store, LocalConfig)
+
+    def _check_topology(self) -> None:
+        learners = self.topology.learners
+        if learners > 1 and isinstance(self.store, LocalConfig):
+            object.__setattr__(self, "store", AllReduceConfig())  # what most resembles one learner with a larger batch
+        if isinstance(self.store, SharedConfig):
+            self.store.check(self.rule)
+        if self.in_processes and self.checkpoint.replay:
+            raise UsageError("checkpoint.replay = true needs a single learner with store.name = 'local'")
 
     def _check_replay(self, memory: ReplayConfig) -> None:
         if not isinstance(self.algorithm, DQN):
@@ -147,7 +182,7 @@ class Recipe:
                 "memory.name = 'replay' does not fit an on-policy algorithm, which learns from what it just did: "
                 "set memory.name = 'fresh', or choose dqn or categorical-dqn"
             )
-        memory.check(self.sampler.num_envs, self.sampler.horizon)
+        memory.share(self.topology.learners).check(self.sampler.num_envs, self.sampler.horizon)
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(
                 f"memory.warmup_steps = {memory.warmup_steps} of total_steps = {self.total_steps}: it would never learn; "

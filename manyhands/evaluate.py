@@ -59,7 +59,7 @@ class Player:
         model = make_model(run.recipe, self._algorithm, group.spec, device, run.custom)
         mine = identity(run.recipe, run.custom, group.spec, model)
         check_same(mine, manifest["identity"], run.checkpoints)
-        model.parameters.copy_(state["learner"]["store"]["parameters"])
+        model.parameters.copy_(state["team"]["store"]["parameters"])
         self._net = model.net
         self._group = group
         self._greedy = actions == "greedy"

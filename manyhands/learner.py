@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,13 +44,14 @@ class Learner:
 
     def run(self) -> Iterator[Rollout | None]:
         """None between sends and updates, of interest to a stop in a hurry; a rollout when it has been added."""
-        self.clock = self.store.refresh()
         self._begin_rollout()
         for rollout in self.sampler.run(self.actor):
             begin = time.perf_counter()
             if rollout is not None:
-                self.clock = self.store.refresh(rollout.steps)
-                self._memory.add(rollout)
+                paid = self.store.count(rollout.steps)
+                self.clock = self.store.clock
+                self._memory.add(rollout if paid == rollout.steps else replace(rollout, steps=paid))
+                self._note_lag(rollout)
             # While the simulators are busy a replay hands out its share of what is owed; a fresh memory has nothing then.
             while (batch := self._memory.next()) is not None:
                 self._update(batch)
@@ -62,9 +64,15 @@ class Learner:
             yield rollout
 
     def _begin_rollout(self) -> None:
+        self.clock = self.store.refresh()
         self.actor.refresh(self.clock.updates)
         if self._explore is not None:
             self.sampler.epsilon.copy_(self._explore(self.clock))
+
+    def _note_lag(self, rollout: Rollout) -> None:
+        """How many updates old the policy is whose actions are about to be learned from, where that is not always 0."""
+        if rollout.lags:
+            self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean()})
 
     def _update(self, batch: Any) -> None:
         version = self.clock.updates
@@ -83,10 +91,10 @@ class Learner:
         self.sums.add({**loss.metrics, **receipt.metrics})
 
     def state(self, mid_rollout: bool = False) -> dict:
+        """Without the store's, which may be everybody's."""
         return {
             "sampler": self.sampler.state(mid_rollout),
             "memory": self._memory.state(),
-            "store": self.store.state(),
             "sums": self.sums.state(),
             **({"target": self._target.state()} if self._target else {}),
         }
@@ -94,7 +102,6 @@ class Learner:
     def load(self, state: dict) -> None:
         self.sampler.load(state["sampler"])
         self._memory.load(state["memory"])
-        self.store.load(state["store"])
         self.sums.load(state["sums"])
         if self._target:
             self._target.load(state["target"])
@@ -105,6 +112,7 @@ class Learner:
 
     def close(self) -> None:
         self.sampler.close()
+        self.store.close()
 
 
 class Target:
@@ -147,6 +155,12 @@ class MetricSums:
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, {}
         return means
+
+    def merge(self, other: dict) -> None:
+        """Another's state()."""
+        for name, total in other["sums"].items():
+            self._sums[name] = self._sums.get(name, 0.0) + total
+            self._counts[name] = self._counts.get(name, 0) + other["counts"][name]
 
     def state(self) -> dict:
         return {"sums": {k: float(v) for k, v in self._sums.items()}, "counts": dict(self._counts)}

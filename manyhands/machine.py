@@ -11,9 +11,26 @@ from pathlib import Path
 from typing import Any
 
 
+def _allowed() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+_ours: list[int] = []  # cores of this process's share, if it has one
+
+
 def cores() -> int:
-    """Those this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Those this process should use: all it may, or its share."""
+    return len(_ours or _allowed())
+
+
+def take_share(part: int, parts: int, pin: bool) -> None:
+    """From now on this process counts on one of several equal shares of the cores; pinned, it also keeps to them."""
+    allowed = _allowed()
+    count = max(len(allowed) // parts, 1)
+    first = part * count % len(allowed)
+    _ours[:] = allowed[first : first + count]
+    if pin and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, _ours)
 
 
 def one_thread_per_core(threads: int) -> bool:

@@ -60,7 +60,7 @@ class MetricsWriter:
             self._file.flush()
             if self._board is not None:
                 for name, value in row.items():
-                    if name != "step" and value is not None:
+                    if name != "step" and isinstance(value, int | float):
                         self._board.add_scalar(name, value, row["step"])
         except OSError as error:
             self._warn(f"could not write metrics ({error.strerror}); training goes on")

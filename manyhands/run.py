@@ -17,13 +17,13 @@ import torch
 from safetensors import SafetensorError
 
 from manyhands import build, checkpoint
-from manyhands.build import Custom, make_learner
+from manyhands.build import Custom
 from manyhands.config import Recipe, load_recipe, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
-from manyhands.learner import Learner
 from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
-from manyhands.types import Episode, RunError, UsageError
+from manyhands.team import Team
+from manyhands.types import EnvSpec, Episode, RunError, UsageError
 
 if TYPE_CHECKING:
     from manyhands.evaluate import Evaluation
@@ -105,7 +105,8 @@ def start(recipe: Recipe, directory: Path, custom: Custom = Custom(), quiet: boo
     """Train a new run."""
     recipe = replace(recipe, env=recipe.env.resolved())
     _check_reporting(recipe)
-    identity = build.identity(recipe, custom, *build.check(recipe, custom))
+    spec, model = build.check(recipe, custom)
+    identity = build.identity(recipe, custom, spec, model)
     try:
         if directory.is_dir() and any(directory.iterdir()):
             raise UsageError(
@@ -118,7 +119,7 @@ def start(recipe: Recipe, directory: Path, custom: Custom = Custom(), quiet: boo
     except OSError as error:
         _refuse(directory, error.strerror or str(error))
     try:
-        return _session(Run(directory, recipe, custom), quiet, identity)
+        return _session(Run(directory, recipe, custom), quiet, identity, spec)
     finally:
         if not any(directory.iterdir()):  # nothing was started
             directory.rmdir()
@@ -138,38 +139,37 @@ def resume(run: Run, total_steps: int | None = None, quiet: bool = False, device
         raise UsageError(
             f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
         )
-    identity = build.identity(recipe, run.custom, *build.check(recipe, run.custom))
+    spec, model = build.check(recipe, run.custom)
+    identity = build.identity(recipe, run.custom, spec, model)
     checkpoint.check_same(identity, manifest["identity"], run.checkpoints)
-    return _session(replace(run, recipe=recipe), quiet, identity, state)
+    return _session(replace(run, recipe=recipe), quiet, identity, spec, state)
 
 
-def _session(run: Run, quiet: bool, identity: dict[str, Any], state: dict[str, Any] | None = None) -> Run:
+def _session(run: Run, quiet: bool, identity: dict[str, Any], spec: EnvSpec, state: dict[str, Any] | None = None) -> Run:
     display = Display(run.recipe.total_steps, quiet)
-    learner = None
+    team = None
     try:
         recipe = run.recipe
         display.say(str(recipe.env))
-        device, threads = build.find_device(recipe.device), torch.get_num_threads()
-        display.say(f"{recipe.sampler.num_envs} simulators, {device}, {threads} torch threads; writing to {run.directory}")
-        learner = make_learner(run.recipe, run.custom)
-        if state is not None:
-            learner.load(state["learner"])
-            if state["learner"]["memory"].get("contents") is False:
-                display.say("the replay was not saved (checkpoint.replay = false): it is filled anew before learning goes on")
+        display.say(f"{build.placement(recipe)}; writing to {run.directory}")
+        team = Team(recipe, run.custom, spec, display.warn, state and state["team"])
+        if state is not None and _about_replay(state["team"]).get("replay", "saved") != "saved":
+            display.say("the replay was not saved (checkpoint.replay = false): it is filled anew before learning goes on")
         temporary = run.directory / ".recipe.toml"
         temporary.write_text(to_toml(run.recipe))
         temporary.replace(run.directory / "recipe.toml")
-        return _Session(run, learner, display, identity, state).go()
+        return _Session(run, team, display, identity, spec, state).go()
     finally:
         display.close()
-        if learner is not None:
-            learner.close()
+        if team is not None:
+            team.close()
 
 
-def _about_replay(memory: dict[str, Any]) -> dict[str, str]:
-    if "contents" not in memory:
+def _about_replay(team: dict[str, Any]) -> dict[str, str]:
+    contents = [hand["memory"]["contents"] for hand in team["hands"].values() if "contents" in hand["memory"]]
+    if not contents:
         return {}
-    return {"replay": "saved" if memory["contents"] else "not saved: a resume fills it anew before learning goes on"}
+    return {"replay": "saved" if all(contents) else "not saved: a resume fills it anew before learning goes on"}
 
 
 def _check_reporting(recipe: Recipe) -> None:
@@ -184,12 +184,13 @@ class _Session:
     """One process's share of a run: from a start or a resume until the end or a stop."""
 
     def __init__(
-        self, run: Run, learner: Learner, display: Display, identity: dict[str, Any], state: dict[str, Any] | None = None
+        self, run: Run, team: Team, display: Display, identity: dict[str, Any], spec: EnvSpec, state: dict[str, Any] | None
     ) -> None:
         self._identity = identity
+        self._frames_per_step = spec.frames_per_step
         self._run = run
         self._recipe = recipe = run.recipe
-        self._learner = learner
+        self._team = team
         self._window: deque[float] = deque(maxlen=recipe.report.window)
         self._lengths: deque[int] = deque(maxlen=recipe.report.window)
         self._episodes = 0
@@ -201,7 +202,7 @@ class _Session:
         if state is not None:
             self._load(state["session"])
             self._resumed = True
-            from_step = state["learner"]["store"]["steps"]
+            from_step = state["team"]["store"]["steps"]
         self._display = display
         self._saved_at = -1  # step of the newest checkpoint
         self._try_again_at = 0.0  # after a failed save
@@ -224,37 +225,41 @@ class _Session:
         finally:
             give_up_at(float("inf"))
             self._writer.close()
-        steps = self._learner.clock.steps
+        steps = self._team.clock.steps
         return replace(self._run, interrupted=stop.asked and steps < self._recipe.total_steps, steps=steps)
 
     def _loop(self, stop: Stop) -> None:
-        learner, total = self._learner, self._recipe.total_steps
+        team, total = self._team, self._recipe.total_steps
         every = self._recipe.checkpoint.every_steps
         if self._resumed:
-            self._saved_at = learner.store.refresh().steps
+            self._saved_at = team.clock.steps
         else:
             self._save()  # so that a run can be resumed whenever it dies
         try:
-            for rollout in learner.run():
-                if rollout is None:
-                    if stop.overdue:
-                        raise GaveUp
-                    continue
-                self._count(rollout.episodes)
-                step = learner.clock.steps
-                done = step >= total
-                if done or step // self._recipe.report.every_steps > self._reported[0] // self._recipe.report.every_steps:
+            for progress in team.run():
+                self._count(progress.episodes)
+                step = team.clock.steps
+                last = step >= total or stop.asked
+                due = step // every > max(self._saved_at, 0) // every and time.monotonic() >= self._try_again_at
+                if last or due:
+                    for late in team.settle():
+                        self._count(late.episodes)
+                    step = team.clock.steps
+                if step >= total or self._report_is_due(step):
                     self._report(step)
                 self._display.advance(step, self._mean())
-                last = done or stop.asked
-                due = step // every > max(self._saved_at, 0) // every and time.monotonic() >= self._try_again_at
                 if (last or due) and not self._save() and last:
                     raise RunError(f"the last checkpoint, at step {step:,}, could not be saved; see the warning above")
                 if last:
                     return
         except GaveUp:  # asked to stop, and the rollout's end was too far away
-            if self._saved_at != learner.clock.steps:
-                self._save(mid_rollout=True)
+            give_up_at(float("inf"))
+            if self._saved_at != team.clock.steps:
+                self._save(hurried=True)
+
+    def _report_is_due(self, step: int) -> bool:
+        every = self._recipe.report.every_steps
+        return step // every > self._reported[0] // every
 
     def _count(self, episodes: list[Episode]) -> None:
         for episode in episodes:
@@ -270,35 +275,37 @@ class _Session:
         last_step, last_time = self._reported
         row = {
             "step": step,
-            "frames": step * self._learner.sampler.spec.frames_per_step,
-            "updates": self._learner.clock.updates,
+            "frames": step * self._frames_per_step,
+            "updates": self._team.clock.updates,
             "time_s": round(now, 3),
             "steps_per_s": round((step - last_step) / max(now - last_time, 1e-9), 1),
             "episodes": self._episodes,
             "return_mean": self._mean(),
             "return_max": max(self._window, default=None),
             "episode_steps": sum(self._lengths) / len(self._lengths) if self._lengths else None,
-            "refused_gradients": self._learner.store.refused,
-            "replaced_workers": self._learner.sampler.replaced_workers,
-            **self._learner.sums.take(),
+            "refused_gradients": self._team.refused,
+            "replaced_workers": self._team.replaced_workers,
+            **({"replaced_learners": self._team.replaced_learners} if self._recipe.in_processes else {}),
+            **self._team.take_metrics(),
         }
         self._reported = (step, now)
         self._writer.write(row)
         self._display.report(row)
 
-    def _save(self, mid_rollout: bool = False) -> bool:
+    def _save(self, hurried: bool = False) -> bool:
         mean = self._mean()
         best = mean is not None and (self._best is None or mean > self._best)
-        learner_state = self._learner.state(mid_rollout)
-        continues = learner_state["sampler"]["continues"]
+        team_state = self._team.state(hurried)
+        hands = team_state["hands"].values()
+        continues = len(hands) == self._recipe.topology.learners and all(hand["sampler"]["continues"] for hand in hands)
         about = {
             "identity": self._identity,
             "return_mean": mean,
             "environments": "continue mid-episode" if continues else "start new episodes",
-            **_about_replay(learner_state["memory"]),
+            **_about_replay(team_state),
         }
-        state = {"learner": learner_state, "session": self._state(mean if best else self._best)}
-        step = self._learner.clock.steps
+        state = {"team": team_state, "session": self._state(mean if best else self._best)}
+        step = self._team.clock.steps
         try:
             checkpoint.save(self._run.checkpoints, step, state, about, self._recipe.checkpoint.keep, best)
         except (OSError, SafetensorError) as error:  # a full disk, as Python and as safetensors say it

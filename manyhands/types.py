@@ -10,7 +10,7 @@ episode   from a real reset to a real end; a lost life ends nothing but, where a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,6 +103,7 @@ class Rollout:
     stack: int
     episodes: list[Episode] = field(default_factory=list)
     stacks: Tensor | None = None  # [T+1, B, *obs] what the network saw, where acting assembled it frame by frame
+    lags: bool = False  # slots of one simulator may have been acted on by different parameters
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,25 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class Seat:
+    """Which of how many learners this is, and how often its place was taken before."""
+
+    rank: int = 0
+    learners: int = 1
+    life: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a learner tells after some rollouts."""
+
+    clock: Clock
+    episodes: list[Episode]
+    refused: int  # gradients that were not finite, so far
+    replaced: int  # simulator processes that were lost, so far
+
+
+@dataclass(frozen=True)
 class GradientInfo:
     """What a gradient says about itself."""
 
@@ -242,12 +262,56 @@ class Receipt:
 class Store(Stateful, Protocol):
     """Where parameters and optimiser state live; bound to the model's flat parameters and gradient."""
 
-    refused: int  # gradients that were not finite, and so never applied
+    clock: Clock
 
-    def refresh(self, new_steps: int = 0) -> Clock:
-        """Report steps taken, fetch the newest parameters."""
+    @property
+    def refused(self) -> int:
+        """Gradients that were not finite, and so never applied."""
+        ...
+
+    def count(self, steps: int) -> int:
+        """Report steps taken. Returns how many of them a replay may count as paid: where learners must make the same number
+        of updates, an equal share of everybody's."""
+        ...
+
+    def refresh(self) -> Clock:
+        """Fetch the newest parameters."""
         ...
 
     def step(self, info: GradientInfo) -> Receipt:
         """Apply the flat gradient; afterwards the flat vector is what the next gradient uses."""
         ...
+
+    def take_staleness(self) -> dict[int, int]:
+        """How many gradients since the last call found so many updates of others since their parameters were read."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Future(Protocol):
+    def done(self) -> bool: ...
+    def result(self) -> Any:
+        """Waits. Raises what the component raised, or that it was lost."""
+        ...
+
+
+class Handle(Protocol):
+    """A component somewhere: its methods are called by name, in order."""
+
+    name: str
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = float("inf")) -> Future: ...
+    def hurry(self) -> None: ...
+    def close(self, deadline: float) -> None:
+        """Ends it, waiting until the deadline (time.monotonic). May be called twice."""
+        ...
+
+
+class Host(Protocol):
+    """How components are started and called."""
+
+    ahead: int  # calls worth having in flight
+
+    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1) -> Handle: ...
+    def wait(self, futures: list[Any], timeout_s: float) -> None: ...

@@ -38,7 +38,7 @@ def train(run_dir, **changes):
 
 
 def final_parameters(run):
-    return checkpoint.load_newest(run.checkpoints, print)[0]["learner"]["store"]["parameters"]
+    return checkpoint.load_newest(run.checkpoints, print)[0]["team"]["store"]["parameters"]
 
 
 def rows(run):
@@ -393,7 +393,9 @@ def test_with_its_replay_saved_a_run_resumes_exactly(tmp_path, kind):
     before, newest = sorted(part.checkpoints.glob("step-*"))[-2:]
     shutil.rmtree(newest)
     assert json.loads((before / "manifest.json").read_text())["replay"] == "saved"
-    assert (before / "learner.memory.frames.bin").stat().st_size == (500 + 3 + 1) * 4 * 100  # slots, n, stack - 1; 10×10 pixels
+    assert (before / "team.hands.0.memory.frames.bin").stat().st_size == (
+        500 + 3 + 1
+    ) * 4 * 100  # slots, n, stack - 1; 10×10 pixels
     resumed = mh.resume(part.directory, quiet=True)
     assert torch.equal(final_parameters(whole), final_parameters(resumed))
     assert rows(whole) == rows(resumed)

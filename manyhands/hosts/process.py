@@ -1,14 +1,16 @@
-"""A function in a process of its own: bounded waits, the child's own traceback, nothing left behind.
+"""Functions and components in processes of their own: bounded waits, the child's own traceback, nothing left behind.
 
-Called by envs.workers. The connection is a socket pair, the shared memory an unnamed file: both vanish with the
-processes, however they end.
+Child runs a function (envs.workers); ProcessHost keeps an object there whose methods are called from here. The connection
+is a socket pair, the shared memory an unnamed file: both vanish with the processes, however they end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
+import pickle
 import select
 import signal
 import socket
@@ -16,12 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
+from multiprocessing import connection as connections
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from manyhands.types import Future, RunError, UsageError
 
 
 class ChildError(Exception):
@@ -45,13 +51,19 @@ def give_up_at(moment: float) -> None:
     _give_up_at = moment
 
 
+def gave_up() -> bool:
+    return time.monotonic() >= _give_up_at
+
+
 class Child:
-    def __init__(self, function: Callable[..., None], *arguments: Any, name: str, files: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., None], *arguments: Any, name: str, files: tuple[int, ...] = (), threads: int = 1
+    ) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        # One intra-op thread: a child simulates, and torch's or numpy's threads would fight the other simulators.
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        # One intra-op thread for a child that simulates: torch's or numpy's threads would fight the other simulators.
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "manyhands.hosts.child", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(), *files),
@@ -69,6 +81,14 @@ class Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
     def send(self, message: bytes) -> None:
         try:
             self._connection.send_bytes(message)
@@ -79,7 +99,7 @@ class Child:
         """The child's next message. It is ended if none comes in time."""
         deadline = time.monotonic() + timeout_s
         while not self._poll.poll(min(max(deadline - time.monotonic(), 0.0), 0.5) * 1000):
-            if time.monotonic() >= _give_up_at:
+            if gave_up():
                 raise GaveUp
             if time.monotonic() >= deadline:
                 self.kill()
@@ -118,6 +138,123 @@ class Child:
             self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+OK, ERROR, USAGE, FAILED = b"K", b"E", b"U", b"R"
+
+
+def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """A component's life: made, then asked until the parent hangs up. What it raises ends it."""
+    signal.signal(signal.SIGUSR1, lambda *_: give_up_at(time.monotonic()))  # the parent is in a hurry
+    component: Any = None
+    try:
+        component = make(*arguments)
+        while True:
+            method, given = pickle.loads(connection.recv_bytes())
+            connection.send_bytes(OK + pickle.dumps(getattr(component, method)(*given), protocol=5))
+    except (UsageError, RunError) as error:
+        connection.send_bytes((USAGE if isinstance(error, UsageError) else FAILED) + str(error).encode())
+    finally:
+        if component is not None:
+            component.close()
+
+
+class ProcessFuture:
+    def __init__(self, handle: ProcessHandle, deadline: float) -> None:
+        self._handle = handle
+        self.deadline = deadline  # time.monotonic
+        self._outcome: tuple[Any, BaseException | None] | None = None
+
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    def settle(self, value: Any, error: BaseException | None = None) -> None:
+        self._outcome = (value, error)
+
+    def result(self) -> Any:
+        while self._outcome is None:
+            self._handle.receive()
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
+
+
+class ProcessHandle:
+    """Calls are answered in order. When the process fails, so does every call that is open then or made later."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.name = child.name
+        self._open: deque[ProcessFuture] = deque()
+        self._failure: BaseException | None = None
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = math.inf) -> Future:
+        future = ProcessFuture(self, time.monotonic() + timeout_s)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            self.child.send(pickle.dumps((method, arguments), protocol=5))
+            self._open.append(future)
+        except (ChildLost, ChildError, RunError, UsageError) as failure:
+            future.settle(None, failure)
+            self._fail(failure)
+        return future
+
+    def receive(self) -> None:
+        """One answer, however long it takes until its deadline."""
+        if not self._open:
+            return
+        try:
+            message = self.child.recv(min(self._open[0].deadline - time.monotonic(), 1e9))
+        except (ChildLost, ChildError) as failure:
+            self._fail(failure)
+            return
+        kind, body = message[:1], message[1:]
+        if kind == OK:
+            self._open.popleft().settle(pickle.loads(body))
+        else:
+            self._fail((UsageError if kind == USAGE else RunError)(body.decode()))
+
+    def ready(self) -> bool:
+        """An answer is there, or its deadline has passed."""
+        return bool(self._open) and (self._open[0].deadline <= time.monotonic() or self.child.connection.poll())
+
+    def _fail(self, failure: BaseException) -> None:
+        self._failure = failure
+        while self._open:
+            self._open.popleft().settle(None, failure)
+
+    def hurry(self) -> None:
+        """Ask for a quick end of the call under way."""
+        self.child.signal(signal.SIGUSR1)
+
+    def close(self, deadline: float) -> None:
+        self._fail(ChildLost(f"{self.name} was closed"))
+        self.child.close(deadline)
+
+
+class ProcessHost:
+    """Components in processes of their own on this machine."""
+
+    ahead = 2  # one call under way, one waiting: the component never waits for us
+
+    def __init__(self, files: tuple[int, ...] = ()) -> None:
+        self._files = files  # descriptors of shared memory that every component inherits
+
+    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1) -> ProcessHandle:
+        return ProcessHandle(Child(_serve, make, arguments, name=name, files=self._files, threads=threads))
+
+    def wait(self, futures: list[Any], timeout_s: float) -> None:
+        """Until one of the calls is done, or the time is over."""
+        handles = list({id(f._handle): f._handle for f in futures if not f.done()}.values())
+        if len(handles) < len({id(f._handle) for f in futures}) or not handles:
+            return
+        until = min((f.deadline for f in futures), default=math.inf)
+        connections.wait([h.child.connection for h in handles], max(min(timeout_s, until - time.monotonic()), 0.0))
+        for handle in handles:
+            if handle.ready():
+                handle.receive()
 
 
 class SharedBlock:

@@ -63,6 +63,12 @@ class ReplayConfig:
                 f"memory.warmup_steps = {self.warmup_steps} exceeds memory.capacity = {self.capacity}: they would be forgotten"
             )
 
+    def share(self, learners: int) -> ReplayConfig:
+        """What one of several learners keeps, each with a replay of its own."""
+        if learners == 1:
+            return self
+        return replace(self, capacity=self.capacity // learners, warmup_steps=self.warmup_steps // learners)
+
     def slots(self, num_envs: int) -> int:
         """Of each simulator."""
         return -(-self.capacity // num_envs)

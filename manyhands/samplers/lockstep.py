@@ -22,7 +22,9 @@ from torch import Tensor
 from manyhands.maths import random
 from manyhands.maths.stacking import push, stacked
 from manyhands.samplers.episodes import EpisodeTracker
-from manyhands.types import EnvGroup, Policy, Rollout, Step
+from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
+
+LIVES = 1000  # resumes that a learner may see before its seeds meet those of its successor
 
 
 class LockstepSampler:
@@ -39,6 +41,7 @@ class LockstepSampler:
         life_loss: bool = False,
         decorrelate_steps: int = 0,
         overlap: bool = True,
+        seat: Seat = Seat(),  # noqa: B008 – frozen
     ) -> None:
         self.groups = list(groups)
         self.spec = groups[0].spec
@@ -57,8 +60,9 @@ class LockstepSampler:
         self.epsilon = torch.zeros(self.num_envs, device=device)  # the share of random actions of each simulator
         self.seconds = {"simulate": 0.0, "act": 0.0}
         self._simulators = torch.arange(self.num_envs, device=device)
+        self._ids = self._simulators + seat.rank * self.num_envs  # among those of all learners
         self._slot = 0  # slots since the run began, the same for all simulators
-        self._life = 0  # how often the simulators were started anew by a resume
+        self._life = seat.life * LIVES  # how often the simulators were started anew by a resume
         self._tracker = EpisodeTracker(self.num_envs)
         self._buffers = [_Buffer(self, groups[0]) for _ in range(2)]
         self._started = False
@@ -75,7 +79,7 @@ class LockstepSampler:
             buffer.begin(self._buffers[0])
             self._buffers.append(buffer)
             slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
-            noise = random.uniform(self._seed, random.ACT, self._simulators.unsqueeze(0), slots, 2)  # [T, B, 2]
+            noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
             for t in range(self._horizon):
                 for group, columns in zip(self.groups, self._columns, strict=True):
                     if t and self._overlap:
@@ -139,10 +143,10 @@ class LockstepSampler:
         """Reset every simulator by its own seed, then let each play a random number of random steps."""
         current = self._buffers[-1]
         for group, columns in zip(self.groups, self._columns, strict=True):
-            ids = range(columns.start, columns.stop)
+            ids = self._ids[columns].tolist()
             step = group.reset([random.env_seed(self._seed, random.ENV, i, self._life) for i in ids])
             if self._decorrelate_steps:
-                step = self._decorrelate(group, self._simulators[columns].cpu(), step)
+                step = self._decorrelate(group, self._ids[columns].cpu(), step)
             current.put_start(columns, step)
         if self._decorrelate_steps:
             self._tracker.forget()

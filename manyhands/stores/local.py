@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
 from manyhands.nets.flat import Model
-from manyhands.stores.rules import Rule, load_optimiser_state, optimiser_state
-from manyhands.types import Clock, GradientInfo, Receipt, RunError
+from manyhands.stores.gate import Gate
+from manyhands.stores.rules import Rule
+from manyhands.stores.shard import Shard
+from manyhands.types import Clock, GradientInfo, Receipt
 
-PATIENCE = 10  # refused gradients in a row before the run is called broken
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """One learner, its own parameters."""
 
 
 class LocalStore:
@@ -17,55 +22,38 @@ class LocalStore:
         self.rule = rule
         self.total_steps = total_steps
         self.clock = Clock()
-        self.refused = 0  # gradients that were not finite
-        self._refused_in_a_row = 0
-        self._flat = model.parameters.requires_grad_(False)
-        self._flat.grad = model.gradient
-        self._optimiser = rule.optimiser(self._flat)
+        self._gate = Gate(model, rule)
+        self._shard = Shard(model.parameters, model.gradient, rule)
 
     @property
-    def progress(self) -> float:
-        return self.clock.steps / self.total_steps
+    def refused(self) -> int:
+        return self._gate.refused
 
-    def refresh(self, new_steps: int = 0) -> Clock:
-        self.clock = Clock(self.clock.updates, self.clock.steps + new_steps)
+    def count(self, steps: int) -> int:
+        self.clock = Clock(self.clock.updates, self.clock.steps + steps)
+        return steps
+
+    def refresh(self) -> Clock:
         return self.clock
 
     def step(self, info: GradientInfo) -> Receipt:
-        norm = torch.linalg.vector_norm(self.model.gradient)
-        rate = self.rule.rate(info.samples, self.progress)
-        metrics = {"gradient_norm": norm, "learning_rate": rate}
-        if not torch.isfinite(norm):
-            self._refuse()
+        norm = self._gate.admit(self.clock.updates)
+        rate = self.rule.rate(info.samples, self.clock.steps / self.total_steps)
+        if norm is None:
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
-        self._refused_in_a_row = 0
-        if self.rule.max_grad_norm:
-            self.model.gradient.mul_((self.rule.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        self._optimiser.param_groups[0]["lr"] = rate
-        self._optimiser.step()
+        self._shard.apply(rate)
         self.clock = Clock(self.clock.updates + 1, self.clock.steps)
-        return Receipt(self.clock, applied=True, metrics=metrics)
+        return Receipt(self.clock, applied=True, metrics={"gradient_norm": norm, "learning_rate": rate})
 
-    def _refuse(self) -> None:
-        self.refused += 1
-        self._refused_in_a_row += 1
-        if self._refused_in_a_row >= PATIENCE:
-            raise RunError(
-                f"{PATIENCE} gradients in a row were not finite (at update {self.clock.updates}). None was "
-                "applied; the last checkpoint is good. Check the rewards for NaN or infinity, or lower rule.learning_rate"
-            )
+    def take_staleness(self) -> dict[int, int]:
+        return {}  # nobody else updates
 
     def state(self) -> dict:
-        return {
-            "parameters": self._flat,
-            "optimiser": optimiser_state(self._optimiser),
-            "updates": self.clock.updates,
-            "steps": self.clock.steps,
-            "refused": self.refused,
-        }
+        return {**self._shard.state(), "updates": self.clock.updates, "steps": self.clock.steps}
 
     def load(self, state: dict) -> None:
-        self._flat.copy_(state["parameters"])
-        load_optimiser_state(self._optimiser, state["optimiser"])
+        self._shard.load(state)
         self.clock = Clock(state["updates"], state["steps"])
-        self.refused = state["refused"]
+
+    def close(self) -> None:
+        pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,9 +29,11 @@ class Rule:
     """Samples an update for which learning_rate was found (scaling other than none needs it)."""
     max_grad_norm: float = 0.0
     """Clip the gradient's global norm; 0 leaves it alone."""
+    max_average_norm: float = 0.0
+    """Clip each tensor's norm, divided by its size (BA3C: 0.1); 0 leaves it alone."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm", "epsilon", "decay"):
+        for name in ("learning_rate", "max_grad_norm", "max_average_norm", "epsilon", "decay"):
             value = getattr(self, name, 0.0)
             if not (math.isfinite(value) and value >= 0):
                 raise UsageError(f"rule.{name} = {value}: must be a number that is not negative")
@@ -39,6 +41,10 @@ class Rule:
             raise UsageError(f"rule.scaling = {self.scaling!r} needs rule.reference_batch, the batch the rate was found for")
 
     def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+        raise TypeError("choose a concrete rule")
+
+    def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        """What the optimiser remembers before its first step: vectors as long as the parameters, and scalars."""
         raise TypeError("choose a concrete rule")
 
     def rate(self, batch: int, progress: float) -> float:
@@ -56,6 +62,10 @@ class Adam(Rule):
 
     def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
         return torch.optim.Adam([parameters], betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+
+    def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        moments = {name: torch.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), device=parameters.device), **moments}
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,10 @@ class RMSProp(Rule):
             return RootRMSProp([parameters], self.decay, self.epsilon, self.initial_square)
         return torch.optim.RMSprop([parameters], alpha=self.decay, eps=self.epsilon, foreach=False)
 
+    def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        state = {"square_avg": torch.full_like(parameters, self.initial_square)}
+        return state if self.epsilon_inside else {"step": torch.zeros(()), **state}
+
 
 class RootRMSProp(torch.optim.Optimizer):
     """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
@@ -95,16 +109,3 @@ class RootRMSProp(torch.optim.Optimizer):
                 square = state["square_avg"]
                 square.mul_(group["decay"]).addcmul_(parameter.grad, parameter.grad, value=1 - group["decay"])
                 parameter.addcdiv_(parameter.grad, (square + group["epsilon"]).sqrt_(), value=-group["lr"])
-
-
-def optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """The tensors behind a rule over one vector: moments, step counts."""
-    (parameter,) = optimiser.param_groups[0]["params"]
-    return dict(optimiser.state[parameter])
-
-
-def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """torch knows which of a rule's tensors belong on the parameters' device and which stay on the CPU."""
-    copies = {name: value.clone() for name, value in state.items()}
-    groups = optimiser.state_dict()["param_groups"]
-    optimiser.load_state_dict({"state": {0: copies} if copies else {}, "param_groups": groups})

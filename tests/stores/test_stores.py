@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from manyhands.nets.flat import Model, flatten
-from manyhands.stores.local import PATIENCE, LocalStore
+from manyhands.stores.gate import PATIENCE
+from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp
 from manyhands.types import GradientInfo, RunError, UsageError
 
@@ -112,7 +113,7 @@ def test_a_saved_store_goes_on_bit_for_bit(rule):
             two.load({k: (v.clone() if isinstance(v, torch.Tensor) else v) for k, v in one.state().items()})
         for m, store in ((m1, one), (m2, two))[: 1 if i < 4 else 2]:
             m.gradient.copy_(g)
-            store.refresh(3)
+            store.count(3)
             store.step(GradientInfo(0, 1))
     assert torch.equal(m1.parameters, m2.parameters) and one.clock == two.clock
 

@@ -1,0 +1,77 @@
+"""A hand: one learner with its simulators, made and asked by the team, here or in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from manyhands.build import Custom, Meeting, make_learner
+from manyhands.config import Recipe
+from manyhands.hosts.process import GaveUp, gave_up
+from manyhands.types import Progress, Rollout, Seat
+
+
+class Hand:
+    def __init__(self, recipe: Recipe, custom: Custom, seat: Seat, meeting: Meeting) -> None:
+        self._total_steps = recipe.total_steps
+        self._travels = meeting.fds != ()  # what is told goes to another process
+        self.learner = make_learner(recipe, custom, seat, meeting)
+        self._stream = self.learner.run()
+        self._gave_up = False
+
+    def load(self, state: dict | None, store: dict | None) -> None:
+        """What this hand had, if anything, and the parameters, if they are its own."""
+        if state is not None:
+            self.learner.load(state)
+        if store is not None:
+            self.learner.store.load(store)
+        self.learner.clock = self.learner.store.clock
+
+    def advance(self, rollouts: int) -> Progress | None:
+        """Samples and learns from so many rollouts. None: stopped in the middle, in a hurry; only saving makes sense then."""
+        learner, episodes = self.learner, []
+        try:
+            for _ in range(rollouts):
+                if learner.clock.steps >= self._total_steps:
+                    break
+                episodes += self._next_rollout().episodes
+        except GaveUp:
+            self._gave_up = True
+            return None
+        return Progress(learner.clock, episodes, learner.store.refused, learner.sampler.replaced_workers)
+
+    def _next_rollout(self) -> Rollout:
+        if self._gave_up:
+            raise GaveUp
+        for rollout in self._stream:
+            if rollout is not None:
+                return rollout
+            if gave_up():
+                raise GaveUp
+        raise AssertionError("a learner's stream has no end")
+
+    def take_sums(self) -> dict[str, Any]:
+        """Sums of metrics since the last call, to be averaged over all hands."""
+        sums = self.learner.sums.state()
+        self.learner.sums.take()
+        return {**sums, "staleness": self.learner.store.take_staleness()}
+
+    def state(self) -> dict:
+        """Everything but the store, which may be everybody's."""
+        return self._told(self.learner.state(mid_rollout=self._gave_up))
+
+    def store_state(self) -> dict:
+        return self._told(self.learner.store.state())
+
+    def _told(self, state: dict) -> dict:
+        return _on_cpu(state) if self._travels else state
+
+    def close(self) -> None:
+        self.learner.close()
+
+
+def _on_cpu(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _on_cpu(value) for name, value in tree.items()}
+    return tree.cpu() if isinstance(tree, torch.Tensor) else tree

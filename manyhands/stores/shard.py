@@ -1,0 +1,32 @@
+"""A slice of the flat vector, its update rule's memory, and nothing else: what a local store has one of, what a chunk of the
+shared store is while it is being worked on, and what a parameter server serves."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from manyhands.stores.rules import Rule
+
+
+class Shard:
+    """`memory` holds the rule's own tensors, alive: copying into them is loading."""
+
+    def __init__(self, parameters: Tensor, gradient: Tensor, rule: Rule, memory: dict[str, Tensor] | None = None) -> None:
+        self.parameters = parameters.requires_grad_(False)
+        self.parameters.grad = gradient
+        self.memory = rule.initial_state(parameters) if memory is None else memory
+        self._optimiser = rule.optimiser(parameters)
+        self._optimiser.state[parameters].update(self.memory)
+
+    def apply(self, rate: float) -> None:
+        """One step of the rule with the gradient."""
+        self._optimiser.param_groups[0]["lr"] = rate
+        self._optimiser.step()
+
+    def state(self) -> dict:
+        return {"parameters": self.parameters, "optimiser": self.memory}
+
+    def load(self, state: dict) -> None:
+        self.parameters.copy_(state["parameters"])
+        for name, tensor in self.memory.items():
+            tensor.copy_(state["optimiser"][name])

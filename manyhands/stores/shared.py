@@ -1,0 +1,331 @@
+"""Asynchronous learners on one machine: parameters and the rule's memory lie in shared memory, split into chunks.
+
+With locks a learner works on one chunk at a time: it pulls the chunk to its device, applies its gradient there, and writes it
+back. A chunk has two places; the new one becomes valid by one counter after it is complete, so neither a reader nor a learner's
+death in between ever leaves half a chunk. Locks are byte-range locks of an unnamed file: the kernel frees those of the dead.
+
+Without locks (Hogwild, A3C) everybody writes into the same place, and only the counters are exact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.hosts.process import shared_arrays
+from manyhands.nets.flat import Model
+from manyhands.stores.gate import Gate
+from manyhands.stores.rules import Adam, Rule
+from manyhands.stores.shard import Shard
+from manyhands.types import Clock, GradientInfo, Receipt, RunError, UsageError
+
+LOCK_TIMEOUT_S = 60.0  # somebody stopped, or swapped out, while holding a lock
+
+
+@dataclass(frozen=True)
+class SharedConfig:
+    """Asynchronous learners around one copy of the parameters in shared memory."""
+
+    lock: bool = True
+    """false: lock-free updates in place, as in A3C."""
+    chunks: int = 1
+    """Parts with a lock each: learners work on different ones at the same time."""
+    sync_updates: int = 1
+    """Local updates between two synchronisations; above 1 needs adam (multi-step asynchronous Adam)."""
+    restarts: int = 3
+    """How many lost learners are replaced; after that the others go on without them."""
+
+    def __post_init__(self) -> None:
+        if self.chunks < 1 or self.sync_updates < 1 or self.restarts < 0:
+            raise UsageError("store.chunks and store.sync_updates must be at least 1, store.restarts not negative")
+        if not self.lock and (self.chunks > 1 or self.sync_updates > 1):
+            raise UsageError("store.lock = false: chunks and synchronisations have no meaning without locks; set both to 1")
+
+    def check(self, rule: Rule) -> None:
+        if self.sync_updates > 1 and not isinstance(rule, Adam):
+            raise UsageError(f"store.sync_updates = {self.sync_updates} is multi-step asynchronous Adam: set rule.name = 'adam'")
+
+
+class ByteLocks:
+    """Locks by number on a file that all learners have inherited; a process that dies lets go."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.seconds = 0.0  # spent waiting
+
+    @contextlib.contextmanager
+    def hold(self, number: int) -> Iterator[None]:
+        begin = time.perf_counter()
+        while True:
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+            if time.perf_counter() - begin > LOCK_TIMEOUT_S:
+                raise RunError(
+                    f"lock {number} of the shared store was held for {LOCK_TIMEOUT_S:g} s by process {self._owner(number)}"
+                )
+            time.sleep(2e-5)
+        self.seconds += time.perf_counter() - begin
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, number)
+
+    def _owner(self, number: int) -> int:
+        question = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
+        return struct.unpack("hhqqi4x", fcntl.fcntl(self._fd, fcntl.F_GETLK, question))[4]
+
+
+class SharedMemoryOf:
+    """The block that learners and their parent map: everything a chunk consists of, twice with locks, and the counters."""
+
+    def __init__(self, fd: int, size: int, rule: Rule, config: SharedConfig) -> None:
+        places = 2 if config.lock else 1
+        memory = rule.initial_state(torch.zeros(1))
+        self.vectors = ["parameters", *(name for name, x in memory.items() if x.dim())]
+        self.scalars = [name for name, x in memory.items() if not x.dim()]
+        layout: dict[str, tuple[tuple[int, ...], str]] = {
+            **dict.fromkeys(self.vectors, ((places, size), "float32")),
+            **dict.fromkeys(self.scalars, ((places, config.chunks), "float32")),
+            "updates": ((places, config.chunks), "int64"),
+            "flips": ((config.chunks,), "int64"),  # which place is valid
+            "steps": ((1,), "int64"),
+        }
+        arrays = shared_arrays(fd, layout)
+        self.updates, self.flips, self.steps = arrays["updates"], arrays["flips"], arrays["steps"]
+        self._tensors = {name: torch.from_numpy(arrays[name]) for name in (*self.vectors, *self.scalars)}
+        edges = np.linspace(0, size, config.chunks + 1).round().astype(int).tolist()
+        self.pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        self._places = places
+
+    def chunk(self, number: int, ahead: int = 0) -> dict[str, Tensor]:
+        """Views of a chunk's tensors in the valid place, or (ahead = 1) in the one to be written."""
+        place = self.place(number, ahead)
+        vectors = {name: self._tensors[name][place, self.pieces[number]] for name in self.vectors}
+        return {**vectors, **{name: self._tensors[name][place, number] for name in self.scalars}}
+
+    def place(self, number: int, ahead: int = 0) -> int:
+        return int(self.flips[number] + ahead) % self._places
+
+
+class SharedStore:
+    def __init__(self, model: Model, rule: Rule, total_steps: int, config: SharedConfig, block: int, locks: int) -> None:
+        self.model, self.rule, self.total_steps, self._config = model, rule, total_steps, config
+        self._central = SharedMemoryOf(block, model.parameters.numel(), rule, config)
+        self.locks = ByteLocks(locks)
+        self._counters = config.chunks  # the number of the lock around the counters
+        self._gate = Gate(model, rule)
+        self._staleness = Counter[int]()
+        self.clock = Clock()
+        if config.lock:
+            self._shards = [Shard(model.parameters[p], model.gradient[p], rule) for p in self._central.pieces]
+        else:
+            self._place = self._central.chunk(0)
+            memory = {name: tensor for name, tensor in self._place.items() if name != "parameters"}
+            gradient = model.gradient if not model.gradient.is_cuda else torch.zeros_like(model.gradient, device="cpu")
+            self._shards = [Shard(self._place["parameters"], gradient, rule, memory)]
+        self._merge = MultiStep(model, rule) if config.sync_updates > 1 else None
+        self._unmerged = 0  # local updates since the last synchronisation
+        self._base = 0  # the version read last
+
+    @property
+    def refused(self) -> int:
+        return self._gate.refused
+
+    def count(self, steps: int) -> int:
+        with self.locks.hold(self._counters):
+            self._central.steps[0] += steps
+        self.clock = Clock(self.clock.updates, int(self._central.steps[0]))
+        return steps
+
+    def refresh(self) -> Clock:
+        if self._unmerged == 0:
+            self._base = self._pull_all()
+        self.clock = Clock(self._base, int(self._central.steps[0]))
+        return self.clock
+
+    def step(self, info: GradientInfo) -> Receipt:
+        norm = self._gate.admit(self.clock.updates)
+        rate = self.rule.rate(info.samples, int(self._central.steps[0]) / self.total_steps)
+        if norm is None:
+            return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
+        waited = self.locks.seconds
+        found: int | None
+        if not self._config.lock:
+            found = self._apply_in_place(rate)
+        elif self._merge is None:
+            found = self._apply_locked(rate)
+        else:
+            found = self._apply_later(self._merge, rate)
+        metrics = {"gradient_norm": norm, "learning_rate": rate}
+        if found is not None:
+            self._staleness[found - self._base] += 1
+            metrics |= {"staleness": float(found - self._base), "lock_wait_ms": 1e3 * (self.locks.seconds - waited)}
+            self._base = found + self._config.sync_updates
+        self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
+        return Receipt(self.clock, applied=True, metrics=metrics)
+
+    def _apply_locked(self, rate: float) -> int:
+        """Chunk by chunk; returns how many updates chunk 0 had seen before."""
+        found = 0
+        for number, shard in enumerate(self._shards):
+            with self.locks.hold(number):
+                updates = self._pull(number, shard)
+                shard.apply(rate)
+                self._write(number, {"parameters": shard.parameters, **shard.memory}, updates + 1)
+            found = updates if number == 0 else found
+        return found
+
+    def _apply_in_place(self, rate: float) -> int:
+        (shard,) = self._shards
+        if shard.parameters.grad is not self.model.gradient:
+            shard.parameters.grad.copy_(self.model.gradient)  # type: ignore[union-attr]
+        shard.apply(rate)
+        with self.locks.hold(self._counters):
+            found = int(self._central.updates[0, 0])
+            self._central.updates[0, 0] = found + 1
+        self.model.parameters.copy_(shard.parameters)
+        return found
+
+    def _apply_later(self, merge: MultiStep, rate: float) -> int | None:
+        merge.accumulate()
+        for shard in self._shards:
+            shard.apply(rate)
+        self._unmerged += 1
+        return self._synchronise(merge) if self._unmerged == self._config.sync_updates else None
+
+    def _synchronise(self, merge: MultiStep) -> int:
+        found, n = 0, self._unmerged
+        for number, (shard, piece) in enumerate(zip(self._shards, self._central.pieces, strict=True)):
+            merge.take(piece, shard)
+            with self.locks.hold(number):
+                updates = self._pull(number, shard)
+                merge.add(piece, shard, n)
+                self._write(number, {"parameters": shard.parameters, **shard.memory}, updates + n)
+            found = updates if number == 0 else found
+        merge.begin()
+        self._unmerged = 0
+        return found
+
+    def _pull_all(self) -> int:
+        """The newest parameters. The rule's memory is fetched with them where local updates will use it."""
+        if not self._config.lock:
+            self.model.parameters.copy_(self._place["parameters"])
+            return int(self._central.updates[0, 0])
+        versions = []
+        for number, shard in enumerate(self._shards):
+            with self.locks.hold(number):
+                if self._merge is not None:
+                    versions.append(self._pull(number, shard))
+                else:
+                    shard.parameters.copy_(self._central.chunk(number)["parameters"])
+                    versions.append(int(self._central.updates[self._central.place(number), number]))
+        if self._merge is not None:
+            self._merge.begin()
+        return versions[0]
+
+    def _pull(self, number: int, shard: Shard) -> int:
+        chunk = self._central.chunk(number)
+        shard.load({"parameters": chunk["parameters"], "optimiser": chunk})
+        return int(self._central.updates[self._central.place(number), number])
+
+    def _write(self, number: int, values: dict[str, Tensor], updates: int) -> None:
+        """Into the place that nobody reads; then it is the valid one."""
+        for name, tensor in self._central.chunk(number, ahead=1).items():
+            tensor.copy_(values[name])
+        self._central.updates[self._central.place(number, 1), number] = updates
+        self._central.flips[number] += 1
+
+    def take_staleness(self) -> dict[int, int]:
+        counts, self._staleness = dict(self._staleness), Counter()
+        return counts
+
+    def state(self) -> dict:
+        """Of the central copy. The learners must be between two rollouts."""
+        chunks = []
+        for number in range(len(self._central.pieces)):
+            with self.locks.hold(number):
+                chunks.append({name: x.clone() for name, x in self._central.chunk(number).items()})
+        vectors = {name: torch.cat([chunk[name] for chunk in chunks]) for name in self._central.vectors}
+        scalars = {name: torch.stack([chunk[name] for chunk in chunks]) for name in self._central.scalars}
+        updates = [int(self._central.updates[self._central.place(c), c]) for c in range(len(chunks))]
+        return {
+            "parameters": vectors.pop("parameters"),
+            "optimiser": {**vectors, **scalars},
+            "updates": updates[0],
+            "chunk_updates": updates,
+            "steps": int(self._central.steps[0]),
+        }
+
+    def initial_state(self) -> dict:
+        """The model's parameters as the central ones, before any update."""
+        memory, chunks = self.rule.initial_state(self.model.parameters), len(self._central.pieces)
+        scalars = {name: memory[name].repeat(chunks) for name in self._central.scalars}
+        counts = {"updates": 0, "chunk_updates": [0] * chunks, "steps": 0}
+        return {"parameters": self.model.parameters, "optimiser": {**memory, **scalars}, **counts}
+
+    def load(self, state: dict) -> None:
+        for number, piece in enumerate(self._central.pieces):
+            values = {"parameters": state["parameters"][piece]}
+            for name, x in state["optimiser"].items():
+                values[name] = x[piece] if name in self._central.vectors else x[number]
+            self._write(number, values, state["chunk_updates"][number])
+        self._central.steps[0] = state["steps"]
+
+    def close(self) -> None:
+        pass
+
+
+class MultiStep:
+    """Multi-step asynchronous Adam (Stooke & Abbeel 2018): local steps are ordinary Adam, and also add up
+
+        a_g ← β₁a_g + g,  a_g² ← β₂a_g² + g²,  a_s ← a_s + step
+
+    which a synchronisation after n of them adds to the central copy:
+
+        θ̃ ← θ̃ - a_s,  m̃ ← β₁ⁿm̃ + (1 - β₁)a_g,  ṽ ← β₂ⁿṽ + (1 - β₂)a_g²
+    """
+
+    def __init__(self, model: Model, rule: Rule) -> None:
+        assert isinstance(rule, Adam)
+        self._model, self._rule = model, rule
+        self._begun_from = model.parameters.clone()
+        self._gradients, self._squares = (torch.zeros_like(model.parameters) for _ in range(2))
+        self._steps = torch.zeros_like(model.parameters)
+
+    def begin(self) -> None:
+        self._begun_from.copy_(self._model.parameters)
+        self._gradients.zero_()
+        self._squares.zero_()
+
+    def accumulate(self) -> None:
+        g = self._model.gradient
+        self._gradients.mul_(self._rule.beta1).add_(g)
+        self._squares.mul_(self._rule.beta2).addcmul_(g, g)
+
+    def take(self, piece: slice, shard: Shard) -> None:
+        """a_s of a chunk, before its parameters are replaced by the central ones."""
+        torch.sub(self._begun_from[piece], shard.parameters, out=self._steps[piece])
+
+    def add(self, piece: slice, shard: Shard, n: int) -> None:
+        """The central chunk, which the shard holds now, moves on by n steps."""
+        b1, b2 = self._rule.beta1, self._rule.beta2
+        shard.parameters.sub_(self._steps[piece])
+        shard.memory["exp_avg"].mul_(b1**n).add_(self._gradients[piece], alpha=1 - b1)
+        shard.memory["exp_avg_sq"].mul_(b2**n).add_(self._squares[piece], alpha=1 - b2)
+        shard.memory["step"].add_(n)
