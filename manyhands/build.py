@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import nn
 from manyhands.config import Recipe, to_dict
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import Factory, GymEnv
+from manyhands.envs.partial import AnyOf, AtariPart
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
@@ -24,10 +25,11 @@ from manyhands.nets.flat import Model, flatten
 from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import ConvTorso, make_torso
 from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
 from manyhands.stores.local import LocalStore
 from manyhands.stores.shared import SharedConfig, SharedStore
-from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, Seat, Store, UsageError
+from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Sampler, Seat, Store, UsageError
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,33 @@ def make_group(
     return WorkerGroup(make, num_envs, workers, env.step_timeout_s, env.restarts, env.id)
 
 
+def make_partial_group(recipe: Recipe, factory: Factory | None) -> PartialGroup:
+    """ale-py serves parts of a batch by itself; other simulators are split into groups, in processes where they have some."""
+    env, n = recipe.env, recipe.sampler.num_envs
+    serve = recipe.sampler.serve or max(n // 4, 1)
+    if isinstance(env, AtariEnv):
+        env.check()
+        return AtariPart(env, n, serve)
+    if isinstance(env, GymEnv) and env.workers != 0:
+        env = replace(env, workers=1)
+    sizes = [min(serve, n - i) for i in range(0, n, serve)]
+    return AnyOf(make_groups(env, sizes, torch.device("cpu"), factory))
+
+
+def make_groups(
+    env: AtariEnv | SnakeEnv | GymEnv, sizes: list[int], device: torch.device, factory: Factory | None
+) -> list[EnvGroup]:
+    groups: list[EnvGroup] = []
+    try:
+        for size in sizes:
+            groups.append(make_group(env, size, device, factory))
+    except BaseException:
+        for group in groups:
+            group.close()
+        raise
+    return groups
+
+
 def group_sizes(recipe: Recipe) -> list[int]:
     n = recipe.sampler.num_envs
     return {"serial": [1] * n, "batched": [n], "alternating": [n - n // 2, n // 2]}[recipe.sampler.kind]
@@ -112,24 +141,22 @@ def group_sizes(recipe: Recipe) -> list[int]:
 
 def make_sampler(
     recipe: Recipe, algorithm: Algorithm, device: torch.device, factory: Factory | None, seat: Seat
-) -> LockstepSampler:
+) -> LockstepSampler | PipelinedSampler:
     env = recipe.env
-    groups: list[EnvGroup] = []
-    try:
-        for size in group_sizes(recipe):
-            groups.append(make_group(env, size, device, factory))
-    except BaseException:
-        for group in groups:
-            group.close()
-        raise
+    life_loss = getattr(env, "life_loss", False)
+    if recipe.sampler.kind == "pipelined":
+        group = make_partial_group(recipe, factory)
+        sampler = recipe.sampler
+        common = (algorithm.gamma, recipe.seed, device, env.reward_clip, life_loss, seat)
+        return PipelinedSampler(group, sampler.horizon, sampler.columns, *common)
     return LockstepSampler(
-        groups,
+        make_groups(env, group_sizes(recipe), device, factory),
         recipe.sampler.horizon,
         algorithm.gamma,
         recipe.seed,
         device,
         reward_clip=env.reward_clip,
-        life_loss=getattr(env, "life_loss", False),
+        life_loss=life_loss,
         decorrelate_steps=recipe.sampler.decorrelate_steps,
         overlap=recipe.sampler.kind != "serial",
         seat=seat,
@@ -179,7 +206,7 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
         return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
-    once = recipe.memory.epochs == recipe.memory.minibatches == len(sampler.groups) == 1
+    once = recipe.memory.epochs == recipe.memory.minibatches == 1 and recipe.sampler.kind == "batched"
     own = custom.algorithm is None and custom.network is None
     keep = once and own and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
@@ -196,18 +223,18 @@ def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
     return explore
 
 
-def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: LockstepSampler, seat: Seat) -> Memory:
+def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat) -> Memory:
     config, device = recipe.memory, model.parameters.device
     seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
     if isinstance(config, FreshConfig):
         return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, seed)
     config = config.share(seat.learners)
-    device_of_frames = place_replay(config, sampler.spec, sampler.num_envs, device)
+    device_of_frames = place_replay(config, sampler.spec, recipe.sampler.num_envs, device)
     # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.
-    pauses = recipe.sampler.horizon * len(sampler.groups) + 1 if device.type == "cuda" else 1
+    pauses = recipe.sampler.horizon * len(group_sizes(recipe)) + 1 if device.type == "cuda" else 1
     return Replay(
-        config, sampler.spec, sampler.num_envs, device_of_frames, device, seed, recipe.total_steps // seat.learners, pauses,
-        saved=recipe.checkpoint.replay,
+        config, sampler.spec, recipe.sampler.num_envs, device_of_frames, device, seed, recipe.total_steps // seat.learners,
+        pauses, saved=recipe.checkpoint.replay,
     )  # fmt: skip
 
 
@@ -258,7 +285,7 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     parameters = model.parameters.numel()
     sampler = recipe.sampler
     frame_bytes = torch.zeros(spec.frame, dtype=getattr(torch, spec.dtype)).nbytes
-    slots = sampler.horizon * sampler.num_envs
+    slots = sampler.horizon * sampler.columns
     # two buffers of frames, and the stacks of one rollout, twice while they change their layout
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     memory = recipe.memory

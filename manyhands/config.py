@@ -64,21 +64,39 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    kind: Literal["serial", "batched", "alternating"] = "batched"
-    """serial: one simulator after the other; batched: all in lock-step; alternating: one half steps while the other is served."""
+    kind: Literal["serial", "batched", "alternating", "pipelined"] = "batched"
+    """serial: one simulator after the other; batched: all in lock-step; alternating: one half steps while the other is served;
+    pipelined: whoever is ready is served (GA3C, BA3C)."""
     num_envs: int = 8
     """Simulators."""
     horizon: int = 128
     """Slots of every simulator in a rollout."""
     decorrelate_steps: int = 0
     """Before training each simulator plays a random number of random steps, up to this, so that games are at different points."""
+    serve: int = 0
+    """pipelined: simulators answered together; 0: a quarter of them."""
+    pieces: int = 0
+    """pipelined: finished pieces, of `horizon` slots of one simulator, in a rollout; 0: as many as there are simulators."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_envs", 1), ("horizon", 1), ("decorrelate_steps", 0)):
+        for name, least in (("num_envs", 1), ("horizon", 1), ("decorrelate_steps", 0), ("serve", 0), ("pieces", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"sampler.{name} = {getattr(self, name)}: must be at least {least}")
         if self.kind == "alternating" and self.num_envs < 2:
             raise UsageError("sampler.kind = 'alternating' needs two groups: set sampler.num_envs to at least 2")
+        if self.kind != "pipelined" and (self.serve or self.pieces):
+            raise UsageError(f"sampler.serve and sampler.pieces are for sampler.kind = 'pipelined', not {self.kind!r}")
+        if self.kind == "pipelined" and self.decorrelate_steps:
+            raise UsageError(
+                "sampler.decorrelate_steps is for the other samplers: pipelined simulators drift apart by themselves"
+            )
+        if self.serve > self.num_envs:
+            raise UsageError(f"sampler.serve = {self.serve} exceeds sampler.num_envs = {self.num_envs}")
+
+    @property
+    def columns(self) -> int:
+        """Pieces side by side in a rollout."""
+        return self.pieces or self.num_envs
 
 
 @dataclass(frozen=True)
@@ -182,6 +200,8 @@ class Recipe:
                 "memory.name = 'replay' does not fit an on-policy algorithm, which learns from what it just did: "
                 "set memory.name = 'fresh', or choose dqn or categorical-dqn"
             )
+        if self.sampler.kind == "pipelined":
+            raise UsageError("sampler.kind = 'pipelined' feeds a training queue: value learning has a replay, use 'alternating'")
         memory.share(self.topology.learners).check(self.sampler.num_envs, self.sampler.horizon)
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(
@@ -196,7 +216,7 @@ class Recipe:
             raise UsageError("exploration is for algorithms that act greedily otherwise (dqn, categorical-dqn): remove it")
         if self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true: there is no replay to save with an on-policy algorithm")
-        batch = self.sampler.num_envs * self.sampler.horizon
+        batch = self.sampler.columns * self.sampler.horizon
         if memory.minibatches > batch:
             raise UsageError(
                 f"memory.minibatches = {memory.minibatches} exceeds the rollout's {batch} samples: lower it, or raise "

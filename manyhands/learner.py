@@ -71,8 +71,8 @@ class Learner:
 
     def _note_lag(self, rollout: Rollout) -> None:
         """How many updates old the policy is whose actions are about to be learned from, where that is not always 0."""
-        if rollout.lags:
-            self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean()})
+        if rollout.queue is not None:
+            self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean(), "queue": rollout.queue})
 
     def _update(self, batch: Any) -> None:
         version = self.clock.updates

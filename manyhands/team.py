@@ -40,7 +40,7 @@ class Team:
         self._blocks = [SharedBlock() for _ in range(2)] if recipe.in_processes else []
         self._meeting = Meeting(tuple(block.fd for block in self._blocks))
         self._host: Host = ProcessHost(self._meeting.fds) if self._blocks else InlineHost()
-        steps = recipe.sampler.num_envs * recipe.sampler.horizon
+        steps = recipe.sampler.columns * recipe.sampler.horizon
         self._rollouts = max(CALL_STEPS // steps, 1) if self._blocks else 1
         self._hands: dict[int, Handle] = {}
         self._lives = dict.fromkeys(range(self._learners), 0)

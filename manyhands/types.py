@@ -86,6 +86,27 @@ class EnvGroup(Protocol):
     def close(self) -> None: ...
 
 
+class PartialGroup(Protocol):
+    """Simulators that are served as soon as some of them are ready."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def begin(self, seeds: list[int]) -> None:
+        """Each simulator's first answer is its reset."""
+        ...
+
+    def serve(self) -> tuple[np.ndarray, Step]:
+        """Some that are ready, by number, and what they answered."""
+        ...
+
+    def answer(self, actions: Array) -> None:
+        """To those that were served last; then serve() again."""
+        ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Rollout:
     """T slots of B simulators, time first. obs and first carry H = stack - 1 earlier slots, so that stacks can be assembled."""
@@ -103,7 +124,7 @@ class Rollout:
     stack: int
     episodes: list[Episode] = field(default_factory=list)
     stacks: Tensor | None = None  # [T+1, B, *obs] what the network saw, where acting assembled it frame by frame
-    lags: bool = False  # slots of one simulator may have been acted on by different parameters
+    queue: int | None = None  # pieces that wait behind these, where simulators are not served in lock-step
 
 
 @dataclass(frozen=True)

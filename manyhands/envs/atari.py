@@ -103,7 +103,8 @@ def game_of(env_id: str) -> str:
 
 
 class AtariGroup:
-    def __init__(self, config: AtariEnv, num_envs: int, with_screen: bool = False) -> None:
+    def __init__(self, config: AtariEnv, num_envs: int, with_screen: bool = False, batch: int = 0) -> None:
+        """batch: how many of the emulators answer together; 0: all (see envs.partial)."""
         import ale_py
         from ale_py.vector_env import AtariVectorEnv
 
@@ -112,6 +113,7 @@ class AtariGroup:
         threads = min(config.threads or machine.cores(), num_envs)
         options: dict[str, Any] = {
             "num_threads": threads,
+            "batch_size": batch,
             # The scheduler often wakes two of them on one core, and leaves them there: 12 % of A2C's speed on two cores.
             "thread_affinity_offset": 0 if machine.one_thread_per_core(threads) else -1,
             "stack_num": 1,

@@ -106,6 +106,11 @@ class WorkerGroup:
             self.close()
             raise
 
+    @property
+    def pipe(self) -> Connection:
+        """Of a group with one worker: something to read there means that it has finished."""
+        return self._children[0].connection
+
     def _start(self, part: int) -> Child:
         low, high = self._parts[part]
         return Child(

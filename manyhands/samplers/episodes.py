@@ -18,17 +18,22 @@ class EpisodeTracker:
         """The running episodes were not seen from their beginning."""
         self._whole[:] = False
 
-    def update(self, reward: np.ndarray, ended: np.ndarray, reset: np.ndarray) -> list[Episode]:
-        """Raw rewards, real ends and reset-only slots of a rollout, each [T, B]."""
+    def update(
+        self, reward: np.ndarray, ended: np.ndarray, reset: np.ndarray, simulators: np.ndarray | None = None
+    ) -> list[Episode]:
+        """Raw rewards, real ends and reset-only slots, each [T, B] of all simulators or of those given."""
         episodes = []
+        who = np.arange(len(self._return)) if simulators is None else simulators
         for r, e, fresh in zip(reward, ended, reset, strict=True):
-            self._return += r
-            self._steps += 1
+            self._return[who] += r
+            self._steps[who] += 1
             if fresh.any():
-                self._return[fresh], self._steps[fresh], self._whole[fresh] = 0.0, 0, True
+                begun = who[fresh]
+                self._return[begun], self._steps[begun], self._whole[begun] = 0.0, 0, True
             if e.any():
-                for i in np.flatnonzero(e & self._whole):
-                    episodes.append(Episode(float(self._return[i]), int(self._steps[i]), int(i)))
+                for i in who[e]:
+                    if self._whole[i]:
+                        episodes.append(Episode(float(self._return[i]), int(self._steps[i]), int(i)))
         return episodes
 
     def state(self) -> dict:

@@ -22,6 +22,7 @@ from torch import Tensor
 from manyhands.maths import random
 from manyhands.maths.stacking import push, stacked
 from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
 
 LIVES = 1000  # resumes that a learner may see before its seeds meet those of its successor
@@ -113,19 +114,12 @@ class LockstepSampler:
     def _finish(self, buffer: _Buffer, version: int) -> Rollout:
         reset = buffer.first_side[self._history + 1 :]  # [T, B] the slot only reset
         ended = buffer.terminated | buffer.truncated
-        over = buffer.terminated | buffer.life_lost if self._life_loss else buffer.terminated
-        cut = ended | over | reset
-        cut[:-1] |= reset[1:]  # whatever came before a reset ended there, also where a simulator was lost
-        reward = buffer.reward.clamp(-self._reward_clip, self._reward_clip) if self._reward_clip else buffer.reward
         episodes = self._tracker.update(
             *(x.cpu().numpy() for x in (buffer.reward, ended, reset)),
         )
-        side = {
-            "reward": reward.clone(),
-            "discount": self._gamma * (~(over | reset)).float(),
-            "cut": cut,
-            "weight": (~reset).float(),
-        }
+        life_lost = buffer.life_lost if self._life_loss else None
+        flags = (buffer.terminated, buffer.truncated, life_lost, reset)
+        side = learnable(buffer.reward, *flags, self._gamma, self._reward_clip)
         return Rollout(
             obs=buffer.obs,
             first=buffer.first,
@@ -137,6 +131,7 @@ class LockstepSampler:
             stack=self.spec.stack,
             episodes=episodes,
             stacks=buffer.stacks,
+            queue=None,
         )
 
     def _start(self) -> None:

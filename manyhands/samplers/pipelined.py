@@ -1,0 +1,164 @@
+"""Simulators that never wait for a full batch: GA3C's and BA3C's queues, in one loop.
+
+Whoever is ready is served: the prediction queue is what has arrived. Each simulator fills a piece of T slots of its own; a
+finished piece waits in the training queue until enough of them make a rollout, which the learner takes while the simulators
+step. The first actions of a rollout may be some updates older than the parameters that learn from it: the policy lag.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.maths import random
+from manyhands.maths.stacking import stacked
+from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.samplers.slots import learnable
+from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
+
+LIFE_SLOTS = 1 << 40  # simulators that were started anew draw other random numbers
+
+
+class PipelinedSampler:
+    """The queue is bounded: it holds less than one rollout and what one service may add."""
+
+    def __init__(
+        self,
+        group: PartialGroup,
+        horizon: int,
+        pieces: int,
+        gamma: float,
+        seed: int,
+        device: torch.device,
+        reward_clip: float = 0.0,
+        life_loss: bool = False,
+        seat: Seat = Seat(),  # noqa: B008 – frozen
+    ) -> None:
+        self.group = group
+        self.spec, self.num_envs = group.spec, group.num_envs
+        self._T, self._H, self._pieces = horizon, group.spec.stack - 1, pieces
+        self._gamma, self._seed, self._device = gamma, seed, device
+        self._reward_clip, self._life_loss = reward_clip, life_loss
+        self._ids = np.arange(self.num_envs) + seat.rank * self.num_envs  # among those of all learners
+        self._life = seat.life
+        self.epsilon = torch.zeros(self.num_envs, device=device)
+        self.seconds = {"simulate": 0.0, "act": 0.0}
+        self._tracker = EpisodeTracker(self.num_envs)
+        self._episodes: list[Episode] = []
+        # Pieces being filled, one a simulator. Frames live on the learner's device, rewards and flags with the simulators.
+        T, B, H = self._T, self.num_envs, self._H
+        self._t = np.full(B, -1)  # slots of each piece so far; -1: not even reset
+        self._slots = np.zeros(B, np.int64)  # of each simulator, since it was started
+        self._pieces_open: dict[str, Tensor] = {
+            "obs": torch.zeros(H + T + 1, B, *self.spec.frame, dtype=getattr(torch, self.spec.dtype), device=device),
+            "first": torch.zeros(H + T + 1, B, dtype=torch.bool, device=device),
+            "action": torch.zeros(T, B, dtype=torch.int64, device=device),
+            "version": torch.zeros(T, B, dtype=torch.int64),
+            "reward": torch.zeros(T, B),
+            **{name: torch.zeros(T, B, dtype=torch.bool) for name in ("terminated", "truncated", "life_lost", "reset")},
+        }
+        self._extras: list[str] = []
+        self._queue: dict[str, Tensor] = {}  # finished pieces, side by side
+
+    @property
+    def replaced_workers(self) -> int:
+        return getattr(self.group, "replaced", 0)
+
+    def run(self, policy: Policy) -> Iterator[Rollout | None]:
+        self.group.begin([random.env_seed(self._seed, random.ENV, int(i), self._life) for i in self._ids])
+        while True:
+            begin = time.perf_counter()
+            ids, step = self.group.serve()
+            self._take(ids, step)
+            arrived = time.perf_counter()
+            actions = self._act(policy, ids)
+            served = time.perf_counter()
+            self.group.answer(actions)
+            self.seconds["act"] += served - arrived
+            self.seconds["simulate"] += arrived - begin + time.perf_counter() - served
+            yield None
+            while self._waiting >= self._pieces:
+                yield self._rollout()
+
+    @property
+    def _waiting(self) -> int:
+        return self._queue["action"].shape[1] if self._queue else 0
+
+    def _take(self, ids: np.ndarray, step: Step) -> None:
+        """What the simulators answered goes into their pieces; those that are full go into the queue."""
+        at, who = torch.from_numpy(self._t[ids]), torch.from_numpy(ids)
+        pieces = self._pieces_open
+        side, device = torch.as_tensor, self._device
+        pieces["obs"][(at + self._H + 1).to(device), who.to(device)] = side(np.ascontiguousarray(step.obs)).to(device)
+        pieces["first"][(at + self._H + 1).to(device), who.to(device)] = side(step.first).to(device)
+        begun = at >= 0
+        for name in ("reward", "terminated", "truncated", "life_lost"):
+            pieces[name][at[begun], who[begun]] = side(getattr(step, name))[begun]
+        pieces["reset"][at[begun], who[begun]] = side(step.first)[begun]
+        ended = np.asarray(step.terminated) | np.asarray(step.truncated)
+        known = begun.numpy()
+        reward, ended, first = (np.asarray(x)[known][None] for x in (step.reward, ended, step.first))
+        self._episodes += self._tracker.update(reward, ended, first, ids[known])
+        self._t[ids] += 1
+        full = ids[self._t[ids] == self._T]
+        if len(full):
+            self._enqueue(torch.from_numpy(full))
+            self._t[full] = 0
+
+    def _enqueue(self, full: Tensor) -> None:
+        finished = {name: x[:, full.to(x.device)] for name, x in self._pieces_open.items()}
+        self._queue = {n: torch.cat([self._queue[n], x], 1) for n, x in finished.items()} if self._queue else finished
+        for name in ("obs", "first"):  # the next piece begins with this one's last frames
+            self._pieces_open[name][: self._H + 1, full.to(self._device)] = finished[name][self._T :]
+
+    def _act(self, policy: Policy, ids: np.ndarray) -> np.ndarray:
+        who, at = torch.from_numpy(ids).to(self._device), torch.from_numpy(self._t[ids]).to(self._device)
+        pieces = self._pieces_open
+        seen = stacked(pieces["obs"], pieces["first"], (at + self._H) * self.num_envs + who, self.spec.stack)
+        names, slots = (torch.from_numpy(x[ids]) for x in (self._ids, self._slots + self._life * LIFE_SLOTS))
+        noise = random.uniform(self._seed, random.ACT, names.to(self._device), slots.to(self._device), 2)
+        action, extras = policy.act(seen, self.epsilon[who], noise)
+        pieces["action"][at, who] = action
+        for name, value in extras.items():
+            if name not in pieces:
+                pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype, device=value.device)
+                self._extras.append(name)
+            pieces[name][at, who] = value
+        pieces["version"][torch.from_numpy(self._t[ids]), torch.from_numpy(ids)] = policy.version
+        self._slots[ids] += 1
+        return action.cpu().numpy()
+
+    def _rollout(self) -> Rollout:
+        """The pieces that have waited longest."""
+        n = self._pieces
+        taken = {name: x[:, :n] for name, x in self._queue.items()}
+        self._queue = {name: x[:, n:] for name, x in self._queue.items()}
+        life_lost = taken["life_lost"] if self._life_loss else None
+        flags = (taken["terminated"], taken["truncated"], life_lost, taken["reset"])
+        side = learnable(taken["reward"], *flags, self._gamma, self._reward_clip)
+        episodes, self._episodes = self._episodes, []
+        return Rollout(
+            obs=taken["obs"],
+            first=taken["first"],
+            action=taken["action"],
+            **{name: x.to(self._device) for name, x in side.items()},
+            extras={name: taken[name] for name in self._extras},
+            version=taken["version"],
+            steps=int((~taken["reset"]).sum()),
+            stack=self.spec.stack,
+            episodes=episodes,
+            queue=self._waiting,
+        )
+
+    def state(self, mid_rollout: bool = False) -> dict:
+        return {"life": self._life, "continues": False}  # pieces are at different points: a resume starts new episodes
+
+    def load(self, state: dict) -> None:
+        self._life = state["life"] + 1
+
+    def close(self) -> None:
+        self.group.close()
