@@ -19,6 +19,7 @@ import manyhands as mh
 from manyhands import checkpoint
 from manyhands.run import Run
 from tests.conftest import Corridor
+from tests.processes import alive, children, command, wait_for
 
 SMALL = {
     "env": {"board": 5, "patience": 20},
@@ -43,19 +44,6 @@ def final_parameters(run):
 
 def rows(run):
     return [{k: v for k, v in row.items() if k not in TIMES} for row in run.metrics()]
-
-
-def command(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options)
-
-
-def wait_for(condition, timeout_s=60):
-    end = time.monotonic() + timeout_s
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("waited in vain")
 
 
 @pytest.fixture(scope="module")
@@ -303,22 +291,6 @@ def test_ctrl_c_does_not_wait_for_a_simulator_that_hangs(tmp_path):
     assert time.monotonic() - begin < 10 and process.returncode == 130 and "Traceback" not in errors
     manifest = json.loads((tmp_path / "run" / "checkpoints" / "latest" / "manifest.json").read_text())
     assert manifest["step"] > 0
-
-
-def alive(pids):
-    result = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
-                result.append(pid)
-        except (ProcessLookupError, FileNotFoundError):
-            pass
-    return result
-
-
-def children(pid):
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("how", ["once", "twice", "killed"])

@@ -5,6 +5,7 @@ Started with a plain exec, so a user's script is never imported twice and needs 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -28,10 +29,8 @@ def main() -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent hung up: nothing left to do
     except BaseException:
-        try:
+        with contextlib.suppress(OSError):  # the parent hung up: it knows enough
             connection.send_bytes(b"E" + traceback.format_exc().encode())
-        except OSError:
-            traceback.print_exc()
         sys.exit(1)
 
 

@@ -31,6 +31,7 @@ from manyhands.stores.rules import Adam, Rule
 from manyhands.stores.shard import Shard
 from manyhands.types import Clock, GradientInfo, Receipt, RunError, UsageError
 
+LINE = 16  # numbers in a cache line
 LOCK_TIMEOUT_S = 60.0  # somebody stopped, or swapped out, while holding a lock
 
 
@@ -109,7 +110,10 @@ class SharedMemoryOf:
         arrays = shared_arrays(fd, layout)
         self.updates, self.flips, self.steps = arrays["updates"], arrays["flips"], arrays["steps"]
         self._tensors = {name: torch.from_numpy(arrays[name]) for name in (*self.vectors, *self.scalars)}
-        edges = np.linspace(0, size, config.chunks + 1).round().astype(int).tolist()
+        # Whole cache lines: no two chunks share one, and vectorised rules compute the same whatever the number of chunks.
+        edges = [*(np.linspace(0, size, config.chunks + 1)[:-1] / LINE).round().astype(int) * LINE, size]
+        if config.chunks > max(size // LINE, 1):
+            raise UsageError(f"store.chunks = {config.chunks} is too many for {size} parameters: at most {max(size // LINE, 1)}")
         self.pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
         self._places = places
 

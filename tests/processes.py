@@ -1,0 +1,46 @@
+"""Real processes in tests: starting them, waiting for them, and seeing that they are gone."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def command(*arguments, **options):
+    return subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options)
+
+
+def wait_for(condition, timeout_s=60):
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+def alive(pids):
+    result = []
+    for pid in pids:
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+                result.append(pid)
+        except (ProcessLookupError, FileNotFoundError):
+            pass
+    return result
+
+
+def children(pid):
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def descendants(pid):
+    return [p for child in children(pid) for p in (child, *descendants(child))]
+
+
+def written(run_dir):
+    """A first report is there."""
+    metrics = run_dir / "metrics.jsonl"
+    return metrics.exists() and metrics.stat().st_size > 0

@@ -1,0 +1,124 @@
+"""Learners that are killed, runs that are interrupted: reported within seconds, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from manyhands.run import Run
+from tests.processes import alive, children, command, descendants, wait_for, written
+
+TOPOLOGIES = ["cartpole-ppo-sync", "cartpole-appo", "cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn"]
+SYNCHRONOUS = {"cartpole-ppo-sync"}
+
+
+def start(recipe, run_dir, *options, total_steps=10_000_000):
+    process = command(
+        "train", recipe, "--run-dir", run_dir, "--total-steps", total_steps, "--report.every-steps", 1000,
+        "--checkpoint.every-steps", 4000, *options, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: written(run_dir))
+    return process
+
+
+def steps(run_dir):
+    return Run.open(run_dir).metrics()[-1]["step"]
+
+
+def saved(run_dir):
+    return json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["step"]
+
+
+def interrupt(process):
+    os.killpg(process.pid, signal.SIGINT)
+    return process.communicate(timeout=20)[1]
+
+
+@pytest.mark.parametrize("recipe", TOPOLOGIES)
+def test_a_killed_learner(recipe, tmp_path):
+    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    process = start(recipe, run_dir)
+    wait_for(lambda: saved(run_dir) > 0)
+    everybody = descendants(process.pid)
+    victim = children(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    if recipe in SYNCHRONOUS:
+        errors = process.communicate(timeout=10)[1]
+        assert process.returncode == 1 and f"(process {victim}) was ended by SIGKILL" in errors
+        assert "cannot go on without it" in errors and "Traceback" not in errors
+    else:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "warning" in line)
+        assert time.monotonic() - killed < 10
+        assert f"(process {victim}) was ended by SIGKILL" in line and "replaced" in line
+        wait_for(lambda: len(children(process.pid)) == 2 and victim not in children(process.pid))
+        everybody = descendants(process.pid)
+        before = steps(run_dir)
+        wait_for(lambda: steps(run_dir) > before + 3000)  # it goes on
+        assert Run.open(run_dir).metrics()[-1]["replaced_learners"] == 1
+        interrupt(process)
+        assert process.returncode == 130
+    wait_for(lambda: not alive(everybody), 10)
+    assert set(os.listdir("/dev/shm")) <= shared
+    step = saved(run_dir)
+    assert step >= 4000
+    assert command("resume", run_dir, "--total-steps", step + 1500, "--quiet").wait(60) == 0
+    assert steps(run_dir) >= step + 1500
+
+
+@pytest.mark.parametrize("how", ["once", "killed"])
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
+def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
+    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    process = start(recipe, run_dir, "--env.workers", 1)
+    everybody = descendants(process.pid)
+    assert len(everybody) == 4  # two learners with a simulator process each
+    begin = time.monotonic()
+    if how == "killed":
+        process.kill()
+        process.wait(10)
+    else:
+        assert "Traceback" not in interrupt(process)
+        assert process.returncode == 130 and saved(run_dir) >= 1000
+    wait_for(lambda: not alive(everybody), 15)
+    assert time.monotonic() - begin < {"once": 10, "killed": 15}[how]
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_ends(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start("cartpole-a3c-units", run_dir, "--store.restarts", 0)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    wait_for(lambda: len(children(process.pid)) == 1)
+    before = steps(run_dir)
+    wait_for(lambda: steps(run_dir) > before + 3000)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    errors = process.communicate(timeout=10)[1]
+    assert process.returncode == 1 and "1 go on without it" in errors and "every learner was lost" in errors
+
+
+def test_a_learner_that_raises_shows_its_own_traceback(tmp_path):
+    script = tmp_path / "raises.py"
+    script.write_text(
+        "import sys, manyhands as mh\n"
+        "from tests.conftest import Corridor\n"
+        "class Broken(Corridor):\n"
+        "    def step(self, action):\n"
+        "        if self._episode > 20: raise ValueError('the ball is gone')\n"
+        "        return super().step(action)\n"
+        "try:\n"
+        "    mh.train('cartpole-appo', env={'make': lambda: Broken(4), 'workers': 0}, run_dir=sys.argv[1], quiet=True)\n"
+        "except mh.RunError as error:\n"
+        "    sys.exit(str(error))\n"
+    )
+    process = subprocess.run(
+        [os.sys.executable, script, tmp_path / "run"], env={**os.environ, "PYTHONPATH": os.getcwd()},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert process.returncode == 1 and "the ball is gone" in process.stderr and "in step" in process.stderr
