@@ -37,6 +37,8 @@ class AtariEnv:
     """A lost life ends the learning return (never the game)."""
     size: Literal["84x84", "104x80"] = "84x84"
     """84x84: resized; 104x80: first and last row cropped, every second pixel kept (Accelerated Methods)."""
+    colour: Literal["gray", "rgb"] = "gray"
+    """rgb: three channels a frame, as BA3C sees it."""
     stack: int = 4
     """Frames that the network sees at once."""
     frame_skip: int = 4
@@ -64,7 +66,8 @@ class AtariEnv:
         life = "life loss ends returns" if self.life_loss else "life loss not signalled"
         clip = f"rewards clipped to ±{self.reward_clip:g} for learning" if self.reward_clip else "raw rewards"
         return (
-            f"{self.id}: sticky actions {self.sticky_actions:g}, up to {self.noop_max} no-ops, {life}, {clip}, {self.size}, "
+            f"{self.id}: sticky actions {self.sticky_actions:g}, up to {self.noop_max} no-ops, {life}, {clip}, {self.size} "
+            f"{self.colour}, "
             f"{self.stack} frames of {self.frame_skip}"
         )
 
@@ -125,14 +128,15 @@ class AtariGroup:
         }
         size: dict[str, Any] = {"img_height": 210, "img_width": 160} if tall else {}
         game = game_of(config.id)
-        self._env = AtariVectorEnv(game, num_envs, **options, **size)
+        self._rgb = config.colour == "rgb"
+        self._env = AtariVectorEnv(game, num_envs, **options, **size, grayscale=not self._rgb)
         # A twin in colour, given the same seeds and actions, stays in lock-step: the screen a person would see.
         screen_size: dict[str, Any] = {"img_height": 210, "img_width": 160, "grayscale": False}
         self._twin = AtariVectorEnv(game, num_envs, **options, **screen_size) if with_screen else None
         self._screen: np.ndarray | None = None
         self._tall = tall
         self.num_envs = num_envs
-        frame = (1, 104, 80) if tall else (1, 84, 84)
+        frame = (3 if self._rgb else 1, *((104, 80) if tall else (84, 84)))
         actions = int(self._env.single_action_space.n)  # type: ignore[attr-defined]
         self.spec = EnvSpec(config.id, frame, "uint8", config.stack, actions, config.frame_skip)
         self._pending = False
@@ -178,6 +182,8 @@ class AtariGroup:
         return Step(self._see(obs), reward.astype(np.float32), terminated, truncated, life_lost, first)
 
     def _see(self, obs: np.ndarray) -> np.ndarray:
+        if self._rgb:
+            obs = np.moveaxis(obs[:, 0], -1, 1)  # [B, 1, H, W, 3] -> [B, 3, H, W]
         return obs[:, :, 1:-1:2, ::2] if self._tall else obs
 
     def screen(self, index: int) -> np.ndarray:

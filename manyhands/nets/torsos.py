@@ -53,23 +53,27 @@ class ConvTorso(nn.Module):
         features: int,
         first_padding: int = 0,
         later_padding: int = 0,
-        pool: bool = False,
+        pools: int = 0,
         first: type[PixelConv] = PixelConv,
+        bias: bool = True,
+        channels: int = 0,
     ) -> None:
+        """pools: how many of the convolutions are followed by 2×2 max-pooling; channels: the input is zero-padded to them."""
         super().__init__()
         layers: list[nn.Module] = []
-        channels, padding = spec.obs[0], first_padding
+        channels, padding = max(channels, spec.obs[0]), first_padding
+        self._padding = channels - spec.obs[0]
         for i, (out, kernel, stride) in enumerate(convs):
-            layers.append((first if i == 0 else nn.Conv2d)(channels, out, kernel, stride, padding))
+            layers.append((first if i == 0 else nn.Conv2d)(channels, out, kernel, stride, padding, bias=bias))
             layers.append(nn.ReLU(inplace=True))
-            if pool:
+            if i < pools:
                 layers.append(nn.MaxPool2d(2))
             channels = out
             padding = kernel_padding(convs[i + 1][1]) if later_padding < 0 and i + 1 < len(convs) else later_padding
         self.convs = nn.Sequential(*layers)
         with torch.no_grad():
             try:
-                shape = self.convs(torch.zeros(1, *spec.obs, dtype=torch.uint8)).shape
+                shape = self.convs(self._padded(torch.zeros(1, *spec.obs, dtype=torch.uint8))).shape
             except RuntimeError as error:
                 size = "×".join(map(str, spec.frame[1:]))
                 raise UsageError(f"the network is too deep for {size} images of {spec.id}: choose a smaller torso") from error
@@ -79,6 +83,7 @@ class ConvTorso(nn.Module):
         """Appends what each convolution gave to results; takes it from known instead of computing it, and then computes
         gradients only. In both, the ReLU is part of the convolution."""
         remaining = iter(known or ())
+        x = self._padded(x)
         for layer in self.convs:
             if known is not None and isinstance(layer, nn.Conv2d):
                 inputs = layer.operands(x) if isinstance(layer, PixelConv) else (x, layer.weight)
@@ -90,12 +95,15 @@ class ConvTorso(nn.Module):
         # Channels stay last: in that memory layout this flattening is free.
         return F.relu(self.hidden(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
 
+    def _padded(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, 0, 0, self._padding)) if self._padding else x
+
 
 class _KnownConvolution(torch.autograd.Function):
     """relu(conv2d(x, weight, bias)), whose result is there already."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, result: Tensor, stride: Any, padding: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, result: Tensor, stride: Any, padding: Any) -> Tensor:
         ctx.save_for_backward(x, weight, result)
         ctx.stride, ctx.padding = stride, padding
         return result.view_as(result)
@@ -104,7 +112,7 @@ class _KnownConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight, result = ctx.saved_tensors
         gradient = torch.ops.aten.threshold_backward(gradient, result, 0)
-        wanted = [ctx.needs_input_grad[0], True, True]
+        wanted = list(ctx.needs_input_grad[:3])
         size, dilation, no_output_padding = [len(weight)], [1, 1], [0, 0]
         gradients = torch.ops.aten.convolution_backward(
             gradient, x, weight, size, ctx.stride, ctx.padding, dilation, False, no_output_padding, 1, wanted
@@ -129,7 +137,13 @@ def nips(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
 
 def snake(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     """Ong et al. 2015: same padding, pooling after each convolution."""
-    return ConvTorso(spec, [(32, 7, 1), (64, 5, 1), (64, 3, 1)], hidden[0], first_padding=3, later_padding=-1, pool=True)
+    return ConvTorso(spec, [(32, 7, 1), (64, 5, 1), (64, 3, 1)], hidden[0], first_padding=3, later_padding=-1, pools=3)
+
+
+def ba3c(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
+    """Adamski et al. 2018: no padding, no biases, pooling after the first three convolutions; 12 channels become 16."""
+    convs = [(32, 5, 1), (32, 5, 1), (64, 5, 1), (64, 3, 1)]
+    return ConvTorso(spec, convs, hidden[0], pools=3, bias=False, channels=16)
 
 
 def cells(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
@@ -159,6 +173,7 @@ TORSOS: dict[str, tuple[Callable[[EnvSpec, Sequence[int]], nn.Module], bool, tup
     "nature": (nature, True, (512,)),
     "nips": (nips, True, (256,)),
     "snake": (snake, True, (512,)),
+    "ba3c": (ba3c, True, (128,)),
     "cells": (cells, True, (256,)),
     "mlp": (MLP, False, (64, 64)),
 }

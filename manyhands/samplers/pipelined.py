@@ -20,6 +20,7 @@ from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.slots import learnable
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
+NOISE_SLOTS = 128
 LIFE_SLOTS = 1 << 40  # simulators that were started anew draw other random numbers
 
 
@@ -62,6 +63,8 @@ class PipelinedSampler:
             **{name: torch.zeros(T, B, dtype=torch.bool) for name in ("terminated", "truncated", "life_lost", "reset")},
         }
         self._extras: list[str] = []
+        self._drawn: Tensor | None = None  # [slots, B, 2] random numbers
+        self._drawn_from = 0
         self._queue: dict[str, Tensor] = {}  # finished pieces, side by side
 
     @property
@@ -119,9 +122,7 @@ class PipelinedSampler:
         who, at = torch.from_numpy(ids).to(self._device), torch.from_numpy(self._t[ids]).to(self._device)
         pieces = self._pieces_open
         seen = stacked(pieces["obs"], pieces["first"], (at + self._H) * self.num_envs + who, self.spec.stack)
-        names, slots = (torch.from_numpy(x[ids]) for x in (self._ids, self._slots + self._life * LIFE_SLOTS))
-        noise = random.uniform(self._seed, random.ACT, names.to(self._device), slots.to(self._device), 2)
-        action, extras = policy.act(seen, self.epsilon[who], noise)
+        action, extras = policy.act(seen, self.epsilon[who], self._noise(ids, who))
         pieces["action"][at, who] = action
         for name, value in extras.items():
             if name not in pieces:
@@ -131,6 +132,16 @@ class PipelinedSampler:
         pieces["version"][torch.from_numpy(self._t[ids]), torch.from_numpy(ids)] = policy.version
         self._slots[ids] += 1
         return action.cpu().numpy()
+
+    def _noise(self, ids: np.ndarray, who: Tensor) -> Tensor:
+        """Drawn for many slots at once: one by one it would cost as much as the network."""
+        slots = self._slots[ids]
+        if self._drawn is None or slots.min() < self._drawn_from or slots.max() >= self._drawn_from + len(self._drawn):
+            self._drawn_from = int(slots.min())
+            block = torch.arange(self._drawn_from, max(self._drawn_from + NOISE_SLOTS, int(slots.max()) + 1))
+            names, life = torch.from_numpy(self._ids), self._life * LIFE_SLOTS
+            self._drawn = random.uniform(self._seed, random.ACT, names, (block + life).unsqueeze(1), 2).to(self._device)
+        return self._drawn[torch.from_numpy(slots - self._drawn_from).to(self._device), who]
 
     def _rollout(self) -> Rollout:
         """The pieces that have waited longest."""
