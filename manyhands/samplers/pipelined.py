@@ -65,7 +65,8 @@ class PipelinedSampler:
         self._extras: list[str] = []
         self._drawn: Tensor | None = None  # [slots, B, 2] random numbers
         self._drawn_from = 0
-        self._queue: dict[str, Tensor] = {}  # finished pieces, side by side
+        self._queue: list[dict[str, Tensor]] = []  # finished pieces, those of one service side by side
+        self._waiting = 0
 
     @property
     def replaced_workers(self) -> int:
@@ -86,10 +87,6 @@ class PipelinedSampler:
             yield None
             while self._waiting >= self._pieces:
                 yield self._rollout()
-
-    @property
-    def _waiting(self) -> int:
-        return self._queue["action"].shape[1] if self._queue else 0
 
     def _take(self, ids: np.ndarray, step: Step) -> None:
         """What the simulators answered goes into their pieces; those that are full go into the queue."""
@@ -114,7 +111,8 @@ class PipelinedSampler:
 
     def _enqueue(self, full: Tensor) -> None:
         finished = {name: x[:, full.to(x.device)] for name, x in self._pieces_open.items()}
-        self._queue = {n: torch.cat([self._queue[n], x], 1) for n, x in finished.items()} if self._queue else finished
+        self._queue.append(finished)
+        self._waiting += len(full)
         for name in ("obs", "first"):  # the next piece begins with this one's last frames
             self._pieces_open[name][: self._H + 1, full.to(self._device)] = finished[name][self._T :]
 
@@ -146,8 +144,10 @@ class PipelinedSampler:
     def _rollout(self) -> Rollout:
         """The pieces that have waited longest."""
         n = self._pieces
-        taken = {name: x[:, :n] for name, x in self._queue.items()}
-        self._queue = {name: x[:, n:] for name, x in self._queue.items()}
+        queue = {name: torch.cat([pieces[name] for pieces in self._queue], 1) for name in self._queue[0]}
+        taken = {name: x[:, :n] for name, x in queue.items()}
+        self._queue = [{name: x[:, n:] for name, x in queue.items()}]
+        self._waiting -= n
         life_lost = taken["life_lost"] if self._life_loss else None
         flags = (taken["terminated"], taken["truncated"], life_lost, taken["reset"])
         side = learnable(taken["reward"], *flags, self._gamma, self._reward_clip)
