@@ -256,7 +256,10 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     group.close()
     if isinstance(recipe.memory, ReplayConfig):
         place_replay(recipe.memory, group.spec, recipe.sampler.num_envs, device)
-    return group.spec, make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
+    model = make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
+    if isinstance(recipe.store, SharedConfig):
+        recipe.store.pieces(model.parameters.numel())
+    return group.spec, model
 
 
 def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, model: Model) -> dict[str, Any]:
@@ -290,6 +293,7 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     memory = recipe.memory
     if isinstance(memory, ReplayConfig):
+        memory = memory.share(recipe.topology.learners)
         batch, stacks = memory.batch, 2 * memory.batch
         extra = {
             "updates_per_step": memory.intensity / memory.batch,
@@ -302,6 +306,7 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     inputs = stacks * frame_bytes * spec.stack * (5 if spec.dtype == "uint8" else 1)  # the bytes and their floats
     return {
         "device": str(find_device(recipe.device)),
+        "learners": recipe.topology.learners,
         "observation": list(spec.obs),
         "actions": spec.actions,
         "parameters": parameters,

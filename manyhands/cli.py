@@ -98,12 +98,13 @@ def train(arguments: list[str]) -> int:
 def _show_plan(about: dict[str, Any]) -> str:
     mib = {key: about.get(f"{key}_bytes", 0) / 2**20 for key in ("rollout", "parameter", "input", "replay")}
     per = "rollout" if "updates_per_rollout" in about else "step"
+    each = "" if about["learners"] == 1 else f"each of {about['learners']} learners: "
     replay = f", replay {mib['replay']:,.0f} on {about['replay_device']}" if mib["replay"] else ""
     shape = "×".join(map(str, about["observation"]))
     return (
         f"# network: {about['parameters']:,} parameters, from {shape} to {about['actions']} actions, on {about['device']}\n"
-        f"# updates: {about[f'updates_per_{per}']:g} per {per}, {about['samples_per_update']:,} samples each\n"
-        f"# memory: about {sum(mib.values()):,.0f} MiB (rollouts {mib['rollout']:,.0f}, parameters and optimiser "
+        f"# updates: {each}{about[f'updates_per_{per}']:g} per {per}, {about['samples_per_update']:,} samples each\n"
+        f"# memory: {each}about {sum(mib.values()):,.0f} MiB (rollouts {mib['rollout']:,.0f}, parameters and optimiser "
         f"{mib['parameter']:,.0f}, network inputs {mib['input']:,.0f}{replay}), beside activations and the simulators"
     )
 
@@ -201,7 +202,7 @@ class PlotOptions:
     x: Literal["step", "time_s", "frames"] = "step"
     """Horizontal axis."""
     y: str = "return_mean"
-    """Any key of metrics.jsonl."""
+    """Any key of metrics.jsonl; staleness_counts draws how stale the gradients of asynchronous learners were."""
 
 
 def _options(cls: Any, command: str, arguments: list[str], about: str) -> Any:

@@ -1,15 +1,17 @@
-"""Learning curves: one line per recipe, the mean over its seeds, with their spread."""
+"""Learning curves: one line per recipe, the mean over its seeds, with their spread. And how stale gradients were."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from manyhands.run import Run
 from manyhands.types import UsageError
+
+COUNTS = "staleness_counts"
 
 
 def plot(runs: list[Run], out: Path, x: Literal["step", "time_s", "frames"] = "step", y: str = "return_mean") -> Path:
@@ -22,16 +24,31 @@ def plot(runs: list[Run], out: Path, x: Literal["step", "time_s", "frames"] = "s
         raise UsageError(f"--out {out}: the name must end in .png, .svg or .pdf")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: no folder {out.parent}")
-    curves: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    rows = {run: [row for row in run.metrics() if row.get(y) is not None] for run in runs}
     for run in runs:
-        rows = [row for row in run.metrics() if row.get(y) is not None]
-        if not rows:
+        if not rows[run]:
             known = sorted(set().union(*run.metrics()) if run.metrics() else [])
             raise UsageError(
                 f"{run.directory} has no values of {y!r} yet" + (f" (there are: {', '.join(known)})" if known else "")
             )
-        curves[run.recipe.name].append((np.array([r[x] for r in rows], float), np.array([r[y] for r in rows], float)))
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    if y == COUNTS:
+        _draw_counts(axes, rows)
+    else:
+        _draw_curves(axes, rows, x, y)
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+    return out
+
+
+def _draw_curves(axes: Any, rows: dict[Run, list[dict[str, Any]]], x: str, y: str) -> None:
+    curves: dict[str, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    for run, told in rows.items():
+        curves[run.recipe.name].append((np.array([r[x] for r in told], float), np.array([r[y] for r in told], float)))
     for name, seeds in sorted(curves.items()):
         # Seeds report at slightly different steps: compare them where all of them have been.
         grid = np.linspace(max(xs[0] for xs, _ in seeds), min(xs[-1] for xs, _ in seeds), 200)
@@ -42,10 +59,20 @@ def plot(runs: list[Run], out: Path, x: Literal["step", "time_s", "frames"] = "s
             axes.fill_between(grid, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel({"step": "steps", "time_s": "seconds", "frames": "frames"}[x])
     axes.set_ylabel({"return_mean": "return (mean of the last episodes)"}.get(y, y.replace("_", " ")))
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
-    return out
+
+
+def _draw_counts(axes: Any, rows: dict[Run, list[dict[str, Any]]]) -> None:
+    """The share of gradients that found so many updates of others since their parameters were read."""
+    totals: dict[str, Counter[int]] = defaultdict(Counter)
+    for run, told in rows.items():
+        for row in told:
+            totals[run.recipe.name].update({int(k): n for k, n in row[COUNTS].items()})
+    for name, counts in sorted(totals.items()):
+        every = sum(counts.values())
+        shown = sorted(counts)
+        mean = sum(k * n for k, n in counts.items()) / every
+        label = f"{name}: mean {mean:.1f}, at most {max(shown)}"
+        axes.plot(shown, [counts[k] / every for k in shown], marker="o", markersize=3, linewidth=1.2, label=label)
+    axes.set_xscale("symlog")
+    axes.set_xlabel("staleness (updates of others since the parameters were read)")
+    axes.set_ylabel("share of gradients")

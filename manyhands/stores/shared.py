@@ -58,6 +58,15 @@ class SharedConfig:
         if self.sync_updates > 1 and not isinstance(rule, Adam):
             raise UsageError(f"store.sync_updates = {self.sync_updates} is multi-step asynchronous Adam: set rule.name = 'adam'")
 
+    def pieces(self, size: int) -> list[slice]:
+        """Chunks of so many parameters. Whole cache lines: no two chunks share one, and vectorised rules compute the same
+        whatever the number of chunks."""
+        most = max(size // LINE, 1)
+        if self.chunks > most:
+            raise UsageError(f"store.chunks = {self.chunks} is too many for {size} parameters: at most {most}")
+        edges = [*(np.linspace(0, size, self.chunks + 1)[:-1] / LINE).round().astype(int) * LINE, size]
+        return [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+
 
 class ByteLocks:
     """Locks by number on a file that all learners have inherited; a process that dies lets go."""
@@ -110,11 +119,7 @@ class SharedMemoryOf:
         arrays = shared_arrays(fd, layout)
         self.updates, self.flips, self.steps = arrays["updates"], arrays["flips"], arrays["steps"]
         self._tensors = {name: torch.from_numpy(arrays[name]) for name in (*self.vectors, *self.scalars)}
-        # Whole cache lines: no two chunks share one, and vectorised rules compute the same whatever the number of chunks.
-        edges = [*(np.linspace(0, size, config.chunks + 1)[:-1] / LINE).round().astype(int) * LINE, size]
-        if config.chunks > max(size // LINE, 1):
-            raise UsageError(f"store.chunks = {config.chunks} is too many for {size} parameters: at most {max(size // LINE, 1)}")
-        self.pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        self.pieces = config.pieces(size)
         self._places = places
 
     def chunk(self, number: int, ahead: int = 0) -> dict[str, Tensor]:

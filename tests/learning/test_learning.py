@@ -40,6 +40,18 @@ def test_snake_dqn_beats_a_random_player_by_three_apples(seed, tmp_path):
     assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 3
 
 
+TOPOLOGIES = [f"cartpole-{name}" for name in ("ppo-sync", "appo", "a3c", "a3c-units", "async-dqn", "ga3c", "ba3c")]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", SEEDS[:3])
+@pytest.mark.parametrize("recipe", TOPOLOGIES)
+def test_two_learners_reach_400(recipe, seed, tmp_path):
+    run = train(recipe, seed, tmp_path)
+    assert run.recipe.topology.learners == 2
+    assert run.evaluate(episodes=100).mean >= 400
+
+
 def test_snake_is_on_its_way_after_a_third(tmp_path):
     run = train("snake", 0, tmp_path, total_steps=240_000)
     assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 1

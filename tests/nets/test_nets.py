@@ -115,3 +115,13 @@ def test_known_convolutions_give_the_same_gradient(name):
     known = [torch.cat(results) for results in zip(*kept, strict=True)]
     torch.testing.assert_close(gradient(known=known), gradient(), rtol=1e-5, atol=1e-5)
     assert gradient(known=[torch.zeros_like(x) for x in known]).abs().sum() < gradient().abs().sum()  # known is really used
+
+
+def test_ba3c_has_the_published_size():
+    spec = EnvSpec("colour", (3, 84, 84), "uint8", 4, 6)
+    for hidden, published in ((256, 538_119), (128, 332_295), (64, 229_383), (32, 177_927), (16, 152_199)):
+        torso = make_torso("ba3c", spec, (hidden,))
+        net = Network(torso, PolicyValue(feature_count(torso, spec), 6))
+        assert sum(p.numel() for p in net.parameters()) == published
+    obs = torch.randint(0, 255, (3, 12, 84, 84), dtype=torch.uint8)
+    assert net(obs)[0].shape == (3, 6)
