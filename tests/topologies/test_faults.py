@@ -13,8 +13,12 @@ import pytest
 from manyhands.run import Run
 from tests.processes import alive, children, command, descendants, wait_for, written
 
-TOPOLOGIES = ["cartpole-ppo-sync", "cartpole-appo", "cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn"]
-SYNCHRONOUS = {"cartpole-ppo-sync"}
+ALWAYS = ["cartpole-ppo-sync", "cartpole-appo"]  # the others in `make test-all`
+TOPOLOGIES = [
+    *ALWAYS,
+    *(pytest.param(f"cartpole-{n}", marks=pytest.mark.slow) for n in ("a3c", "a3c-units", "async-dqn", "ga3c", "ba3c")),
+]
+SYNCHRONOUS = {"cartpole-ppo-sync", "cartpole-ba3c"}
 
 
 def start(recipe, run_dir, *options, total_steps=10_000_000):
@@ -72,8 +76,18 @@ def test_a_killed_learner(recipe, tmp_path):
     assert steps(run_dir) >= step + 1500
 
 
-@pytest.mark.parametrize("how", ["once", "killed"])
-@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("cartpole-appo", "once"),
+        ("cartpole-ppo-sync", "killed"),
+        pytest.param("cartpole-ppo-sync", "once", marks=SLOW),
+        pytest.param("cartpole-appo", "killed", marks=SLOW),
+    ],
+)
 def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
     process = start(recipe, run_dir, "--env.workers", 1)
