@@ -3,7 +3,7 @@
 Pong with the same number of simulators in all, divided among 1, 2, … learners; on a machine with a GPU they share it. Each row
 trains for some seconds with the real team of processes: steps and updates per second, time blocked on locks, staleness.
 
-    python benchmarks/one_machine.py [--json] [--seconds 20] [--learners 1 2] [--simulators 32] [--only appo]
+    python benchmarks/one_machine.py [--json] [--seconds 20] [--learners 1 2] [--simulators 32] [--only appo a3c]
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Options:
     """cpu, cuda or auto."""
     pin: bool = False
     """Each learner keeps to its own cores."""
-    only: str = ""
-    """One row only."""
+    only: tuple[str, ...] = ()
+    """These rows only."""
 
 
 def changes(row: str, learners: int, options: Options) -> dict[str, Any]:
@@ -96,7 +96,9 @@ def measure(row: str, learners: int, options: Options) -> dict[str, Any]:
 def main(options: Options) -> None:
     from manyhands import machine
 
-    rows = [options.only] if options.only else list(ROWS)
+    rows = options.only or tuple(ROWS)
+    if unknown := set(rows) - set(ROWS):
+        raise SystemExit(f"no row {', '.join(sorted(unknown))} (there are: {', '.join(ROWS)})")
     result: dict[str, Any] = {}
     if not options.json:
         print(f"{'':<14} learners   steps/s  updates/s  lock wait (ms/update)  staleness mean (max)")
