@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from manyhands import machine
 from manyhands.build import Custom, make_learner
-from manyhands.config import Recipe
+from manyhands.config import Recipe, TopologyConfig
 from manyhands.learner import Learner
-from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.samplers.pipelined import PipelinedSampler
+from manyhands.stores.local import LocalConfig
 from manyhands.types import Rollout
 
 
@@ -34,19 +37,21 @@ def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
 
 def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
     """Trains for a while, then lets the same simulators replay the actions of the last rollout, resets included."""
+    of = recipe.topology.learners
+    recipe = replace(recipe, store=LocalConfig(), topology=TopologyConfig())  # a team's time goes where one learner's goes
     learner = make_learner(recipe, custom)
     sampler = learner.sampler
-    assert isinstance(sampler, LockstepSampler)
+    measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone
     try:
         steps, total, last = _timed(learner, seconds)
         split = {**sampler.seconds, "learn": learner.learn_seconds}
-        alone = _simulators_alone(sampler, last.action.cpu(), min(seconds, 10.0))
+        alone = measure(sampler, last.action.cpu(), min(seconds, 10.0))
     finally:
         learner.close()
     split["other"] = max(total - sum(split.values()), 0.0)
     rate = steps / total
     return {
-        "recipe": recipe.name,
+        "recipe": recipe.name if of == 1 else f"{recipe.name}, one of its {of} learners alone",
         "steps_per_s": round(rate, 1),
         "simulator_only_steps_per_s": round(alone, 1),
         "fraction_of_simulator": round(rate / alone, 3),
@@ -55,7 +60,18 @@ def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
     }
 
 
-def _simulators_alone(sampler: LockstepSampler, actions: torch.Tensor, seconds: float) -> float:
+def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> float:
+    """The same for simulators that are served in parts: whoever is ready gets one of the last rollout's actions."""
+    plan = actions.flatten().numpy()
+    steps, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        ids, step = sampler.group.serve()
+        steps += len(ids) - int(np.asarray(step.first).sum())
+        sampler.group.answer(np.resize(np.roll(plan, -steps), len(ids)))
+    return steps / (time.perf_counter() - begin)
+
+
+def _simulators_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> float:
     """Steps per second of the same groups, kept as busy as they can be."""
     columns = actions.split([group.num_envs for group in sampler.groups], dim=1)
     plans = [[row.numpy().copy() for row in part] for part in columns]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,24 +91,29 @@ class PipelinedSampler:
 
     def _take(self, ids: np.ndarray, step: Step) -> None:
         """What the simulators answered goes into their pieces; those that are full go into the queue."""
-        at, who = torch.from_numpy(self._t[ids]), torch.from_numpy(ids)
-        pieces = self._pieces_open
-        side, device = torch.as_tensor, self._device
-        pieces["obs"][(at + self._H + 1).to(device), who.to(device)] = side(np.ascontiguousarray(step.obs)).to(device)
-        pieces["first"][(at + self._H + 1).to(device), who.to(device)] = side(step.first).to(device)
-        begun = at >= 0
+        at, known = self._t[ids], self._t[ids] >= 0
+        first, ended = np.asarray(step.first), np.asarray(step.terminated) | np.asarray(step.truncated)
+        self._put("obs", at + self._H + 1, ids, step.obs)
+        self._put("first", at + self._H + 1, ids, first)
+        slots, who = at[known], ids[known]
         for name in ("reward", "terminated", "truncated", "life_lost"):
-            pieces[name][at[begun], who[begun]] = side(getattr(step, name))[begun]
-        pieces["reset"][at[begun], who[begun]] = side(step.first)[begun]
-        ended = np.asarray(step.terminated) | np.asarray(step.truncated)
-        known = begun.numpy()
-        reward, ended, first = (np.asarray(x)[known][None] for x in (step.reward, ended, step.first))
-        self._episodes += self._tracker.update(reward, ended, first, ids[known])
+            self._put(name, slots, who, np.asarray(getattr(step, name))[known])
+        self._put("reset", slots, who, first[known])
+        reward = np.asarray(step.reward)[known]
+        self._episodes += self._tracker.update(reward[None], ended[known][None], first[known][None], who)
         self._t[ids] += 1
         full = ids[self._t[ids] == self._T]
         if len(full):
             self._enqueue(torch.from_numpy(full))
             self._t[full] = 0
+
+    def _put(self, name: str, at: np.ndarray, who: np.ndarray, value: Any) -> None:
+        target = self._pieces_open[name]
+        if target.is_cuda:
+            where = torch.from_numpy(np.stack([at, who])).to(target.device)
+            target[where[0], where[1]] = torch.as_tensor(np.ascontiguousarray(value)).to(target.device)
+        else:
+            target.numpy()[at, who] = value  # a tenth of what a torch assignment costs
 
     def _enqueue(self, full: Tensor) -> None:
         finished = {name: x[:, full.to(x.device)] for name, x in self._pieces_open.items()}
@@ -127,7 +133,7 @@ class PipelinedSampler:
                 pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype, device=value.device)
                 self._extras.append(name)
             pieces[name][at, who] = value
-        pieces["version"][torch.from_numpy(self._t[ids]), torch.from_numpy(ids)] = policy.version
+        self._put("version", self._t[ids], ids, policy.version)
         self._slots[ids] += 1
         return action.cpu().numpy()
 
