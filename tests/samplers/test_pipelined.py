@@ -15,6 +15,8 @@ from manyhands.samplers.pipelined import PipelinedSampler
 from tests.conftest import Corridor, FixedPolicy
 
 CPU = torch.device("cpu")
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 class Seeded(Corridor):
@@ -51,7 +53,7 @@ def windows(rollout, T, H):
             parts = [rollout.obs[H + t : H + t + T + 1, b], rollout.first[H + t + 1 : H + t + T + 1, b]]
             fields = (rollout.action, rollout.reward, rollout.discount, rollout.weight, *rollout.extras.values())
             parts += [x[t : t + T, b] for x in fields]
-            result.append(b"".join(np.ascontiguousarray(x.numpy()).tobytes() for x in parts))
+            result.append(b"".join(np.ascontiguousarray(x.cpu().numpy()).tobytes() for x in parts))
     return result
 
 
@@ -60,9 +62,9 @@ def workers(n, serve):
     return AnyOf([WorkerGroup(make, serve, 1, 10.0, 0, "seeded") for _ in range(0, n, serve)])
 
 
-def check(group, reference, T, pieces, rollouts, policy=ByObservation):
+def check(group, reference, T, pieces, rollouts, policy=ByObservation, device="cpu"):
     H = group.spec.stack - 1
-    sampler = PipelinedSampler(group, T, pieces, 0.9, 7, CPU)
+    sampler = PipelinedSampler(group, T, pieces, 0.9, 7, torch.device(device))
     stream = (r for r in sampler.run(policy()) if r is not None)
     told = [next(stream) for _ in range(rollouts)]
     found = [w for r in told for w in windows(r, T, H)]
@@ -84,9 +86,10 @@ def test_pieces_equal_lock_step_sampling():
     assert sum(r.steps for r in told) == sum(int(r.weight.sum()) for r in told)
 
 
-def test_emulators_are_served_in_parts():
+@pytest.mark.parametrize("device", DEVICES)
+def test_emulators_are_served_in_parts(device):
     env = AtariEnv(noop_max=5).resolved()
-    told = check(AtariPart(env, 4, 2), env.make(4), T=5, pieces=3, rollouts=4, policy=lambda: ByObservation(6))
+    told = check(AtariPart(env, 4, 2), env.make(4), 5, pieces=3, rollouts=4, policy=lambda: ByObservation(6), device=device)
     assert told[0].obs.shape[2:] == (1, 84, 84)
 
 

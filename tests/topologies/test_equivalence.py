@@ -138,6 +138,16 @@ def test_multi_step_adam_with_one_learner_equals_adam():
             torch.testing.assert_close(state["parameters"], parameters, rtol=0, atol=0)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("config", [{"chunks": 3}, {"lock": False}, {"chunks": 2, "sync_updates": 2}], ids=str)
+def test_a_shared_store_works_on_a_gpu(config):
+    rule = Adam(learning_rate=0.05)
+    model = flatten(make_model().net.cuda())
+    stream = [(x.cuda(), y.cuda()) for x, y in batches()]
+    parameters = learn(model, shared_store(model, rule, **config), stream)
+    torch.testing.assert_close(parameters.cpu(), local(rule), rtol=1e-4, atol=1e-5)
+
+
 def test_multi_step_adam_adds_up_two_learners_by_hand():
     """θ̃ ← θ̃ - a_s; m̃ ← β₁ⁿm̃ + (1-β₁)a_g; ṽ ← β₂ⁿṽ + (1-β₂)a_g², one learner after the other from the same start."""
     rule = Adam(learning_rate=0.1, beta1=0.8, beta2=0.9, epsilon=1e-8)
