@@ -62,6 +62,18 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def device_of(recipe: Recipe, seat: Seat) -> torch.device:
+    """A learner's own GPU where there are enough of them and the recipe names none; otherwise they share one."""
+    device = find_device(recipe.device)
+    return torch.device("cuda", seat.rank) if own_gpus(recipe) else device
+
+
+def own_gpus(recipe: Recipe) -> bool:
+    learners = recipe.topology.learners
+    named = recipe.device not in ("auto", "cuda")
+    return not named and 1 < learners <= torch.cuda.device_count()
+
+
 def place_threads(recipe: Recipe, device: torch.device) -> int:
     """Torch's intra-op threads: all cores on a CPU, where acting, learning and simulating take turns; one beside a GPU."""
     keep_memory()
@@ -181,7 +193,7 @@ def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torc
 def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> Store:
     config, common = recipe.store, (model, recipe.rule, recipe.total_steps)
     if isinstance(config, AllReduceConfig):
-        return AllReduceStore(*common, config, seat, meeting.fds[0])
+        return AllReduceStore(*common, config, seat, meeting.fds[0], own_gpus(recipe))
     if isinstance(config, SharedConfig):
         return SharedStore(*common, config, *meeting.fds)
     return LocalStore(*common)
@@ -191,7 +203,9 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     """One learner with everything it needs, at its seat among several."""
     if seat.learners > 1:
         take_share(seat.rank, seat.learners, recipe.topology.pin)
-    device = find_device(recipe.device)
+    device = device_of(recipe, seat)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     place_threads(recipe, device)
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
     sampler = make_sampler(recipe, algorithm, device, custom.env, seat)

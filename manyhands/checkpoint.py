@@ -22,7 +22,7 @@ from torch import Tensor
 
 from manyhands.types import Streamed, UsageError
 
-FORMAT = 1
+FORMAT = 2
 TENSORS = "tensors.safetensors"
 MANIFEST = "manifest.json"
 STREAM_BYTES = 1 << 26  # written and read at a time

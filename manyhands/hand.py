@@ -9,12 +9,13 @@ import torch
 from manyhands.build import Custom, Meeting, make_learner
 from manyhands.config import Recipe
 from manyhands.hosts.process import GaveUp, gave_up
-from manyhands.types import Progress, Rollout, Seat
+from manyhands.memory.replay import ReplayConfig
+from manyhands.types import Progress, Rollout, RunError, Seat
 
 
 class Hand:
     def __init__(self, recipe: Recipe, custom: Custom, seat: Seat, meeting: Meeting) -> None:
-        self._total_steps = recipe.total_steps
+        self._recipe, self._total_steps = recipe, recipe.total_steps
         self._travels = meeting.fds != ()  # what is told goes to another process
         self.learner = make_learner(recipe, custom, seat, meeting)
         self._stream = self.learner.run()
@@ -39,7 +40,11 @@ class Hand:
         except GaveUp:
             self._gave_up = True
             return None
-        return Progress(learner.clock, episodes, learner.store.refused, learner.sampler.replaced_workers)
+        except torch.cuda.OutOfMemoryError as error:
+            raise RunError(_out_of_memory(self._recipe)) from error
+        learner.store.flush()
+        sums = self.take_sums() if self._travels else None
+        return Progress(learner.clock, episodes, learner.store.refused, learner.sampler.replaced_workers, sums)
 
     def _next_rollout(self) -> Rollout:
         if self._gave_up:
@@ -69,6 +74,14 @@ class Hand:
 
     def close(self) -> None:
         self.learner.close()
+
+
+def _out_of_memory(recipe: Recipe) -> str:
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    replay = "memory.capacity or memory.batch, or set memory.device = 'cpu'"
+    fresh = "sampler.num_envs or sampler.horizon, or raise memory.minibatches"
+    levers = replay if isinstance(recipe.memory, ReplayConfig) else fresh
+    return f"the GPU ran out of memory (peak {peak:.1f} GiB). The last checkpoint is good; lower {levers}"
 
 
 def _on_cpu(tree: Any) -> Any:

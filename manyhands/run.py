@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 
 from manyhands import build, checkpoint
 from manyhands.build import Custom
 from manyhands.config import Recipe, load_recipe, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
-from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
 from manyhands.team import Team
 from manyhands.types import EnvSpec, Episode, RunError, UsageError
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from manyhands.evaluate import Evaluation
 
 RETRY_S = 30.0  # after a checkpoint that could not be saved
-GRACE_S = 5.0  # after Ctrl-C: time to reach the end of a rollout, where saving is exact
+GRACE_S = 4.0  # after Ctrl-C: time to reach the end of a rollout, where saving is exact
 
 
 class Stop:
@@ -41,10 +39,6 @@ class Stop:
     @property
     def asked(self) -> bool:
         return self.asked_at is not None
-
-    @property
-    def overdue(self) -> bool:
-        return self.asked_at is not None and time.monotonic() - self.asked_at > GRACE_S
 
     @contextlib.contextmanager
     def listening(self, say: Callable[[str], None]) -> Iterator[Stop]:
@@ -214,14 +208,6 @@ class _Session:
         try:
             with stop.listening(self._display.say):
                 self._loop(stop)
-        except torch.cuda.OutOfMemoryError as error:
-            peak = torch.cuda.max_memory_allocated() / 2**30
-            replay = "memory.capacity or memory.batch, or set memory.device = 'cpu'"
-            fresh = "sampler.num_envs or sampler.horizon, or raise memory.minibatches"
-            levers = replay if isinstance(self._recipe.memory, ReplayConfig) else fresh
-            raise RunError(
-                f"the GPU ran out of memory (peak {peak:.1f} GiB). The last checkpoint is good; lower {levers}"
-            ) from error
         finally:
             give_up_at(float("inf"))
             self._writer.close()
@@ -245,6 +231,7 @@ class _Session:
                     for late in team.settle():
                         self._count(late.episodes)
                     step = team.clock.steps
+                    last = last or step >= total
                 if step >= total or self._report_is_due(step):
                     self._report(step)
                 self._display.advance(step, self._mean())

@@ -6,6 +6,7 @@ Asynchronous ones report when they have something; one that is lost is replaced,
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,8 +26,10 @@ from manyhands.types import Clock, EnvSpec, Episode, Future, Handle, Host, Progr
 
 START_TIMEOUT_S = 600.0  # imports, hundreds of emulators
 CALL_STEPS = 2000  # a call asks for about so many steps: often enough for a person, seldom enough for the hands
-HURRY_S = 3.0  # how long a hand in a hurry may take to stop in the middle of a rollout
-CLOSE_S = 3.0
+ADVANCE_TIMEOUT_S = 600.0  # an asynchronous hand that says nothing for so long is replaced
+SETTLE_S = 10.0  # what is not back by then is not in the checkpoint, where the others can do without
+HURRY_S = 2.5  # how long a hand in a hurry may take to stop in the middle of a rollout
+CLOSE_S = 1.5
 
 
 class Team:
@@ -43,7 +46,10 @@ class Team:
         steps = recipe.sampler.columns * recipe.sampler.horizon
         self._rollouts = max(CALL_STEPS // steps, 1) if self._blocks else 1
         self._hands: dict[int, Handle] = {}
-        self._lives = dict.fromkeys(range(self._learners), 0)
+        lives = (state or {}).get("lives", {})
+        self._lives = {rank: lives.get(str(rank), 0) for rank in range(self._learners)}
+        self._ready: set[int] = set()  # hands that have answered since they were started
+        self._sums, self._stale = MetricSums(), Counter[int]()
         self._open: dict[int, list[Future]] = {rank: [] for rank in range(self._learners)}
         self._latest: dict[int, Progress] = {}
         self._refused, self._replaced = (state or {}).get("refused", 0), 0  # by hands that are no more, or before a resume
@@ -76,12 +82,17 @@ class Team:
         own = {} if state is None else state["hands"]
         store = None if state is None or self._central is not None else state["store"]
         self._all("load", lambda rank: (own.get(str(rank)), store))
+        self._ready = set(self._hands)
         if state is not None:
+            self._sums.load(state["sums"])
             self.clock = Clock(state["store"]["updates"], state["store"]["steps"])
 
     def close(self) -> None:
         """Within seconds, and whatever the hands do. May be called twice."""
         deadline = time.monotonic() + CLOSE_S
+        for hand in self._hands.values():
+            hand.hurry()
+            hand.hang_up()
         for hand in self._hands.values():
             hand.close(deadline)
         self._hands = {}
@@ -92,18 +103,21 @@ class Team:
 
     def run(self) -> Iterator[Progress]:
         """Each call's or round's progress. Raises GaveUp when the time after a stop is over."""
+        within = math.inf if self._central is None else ADVANCE_TIMEOUT_S  # ranks have a deadline of their own
         while True:
             for rank, hand in self._hands.items():
                 while len(self._open[rank]) < self._host.ahead:
-                    self._open[rank].append(hand.call("advance", self._rollouts))
+                    self._open[rank].append(hand.call("advance", self._rollouts, timeout_s=within))
             yield from self._gather()
             if not self._hands:
                 raise RunError("every learner was lost and none is to be replaced any more; the last checkpoint is good")
 
     def settle(self) -> list[Progress]:
-        """What is still on its way. Afterwards nothing is, as a checkpoint needs it."""
+        """What is still on its way. Afterwards nothing is, as a checkpoint needs it; but nobody waits long for an asynchronous
+        hand, nor for one that is just being made."""
         progress: list[Progress] = []
-        while any(self._open.values()):
+        until = time.monotonic() + (math.inf if self._central is None else SETTLE_S)
+        while any(self._open[rank] for rank in self._ready) and time.monotonic() < until:
             progress += self._gather()
         return progress
 
@@ -129,7 +143,11 @@ class Team:
             self._replace(rank, lost)
             return None
         self._open[rank].pop(0)
+        self._ready.add(rank)
         self._latest[rank] = progress
+        if progress.sums is not None:
+            self._sums.merge(progress.sums)
+            self._stale.update(progress.sums["staleness"])
         if progress.clock.steps >= self.clock.steps:
             self.clock = progress.clock
         return progress
@@ -143,32 +161,26 @@ class Team:
                 raise
             raise _cannot_go_on(lost) from None
         except (ChildError, RunError) as failure:
-            cause = self._lost_hand() if self._central is None else None
-            if cause is not None:  # a lost rank shows at the others as a broken connection
-                raise _cannot_go_on(cause) from None
-            raise _own_words(failure) from None
+            cause = failure if self._central is not None else self._first_cause(failure)
+            raise (_cannot_go_on(cause) if isinstance(cause, ChildLost) else _own_words(cause)) from None
         if progress is None:
             raise GaveUp
         return progress
 
-    def _lost_hand(self) -> ChildLost | None:
+    def _first_cause(self, failure: Exception) -> Exception:
+        """A rank that failed shows at the others as a broken reduction: look for it for a second."""
         until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            waiting = []
-            for calls in self._open.values():
-                try:
-                    if calls and calls[0].done():
-                        calls[0].result()
-                    else:
-                        waiting += calls[:1]
-                except ChildLost as lost:
-                    return lost
-                except Exception:
-                    continue
-            if not waiting:
-                break
-            self._host.wait(waiting, 0.1)
-        return None
+        while "all_reduce" in str(failure) and time.monotonic() < until:
+            calls = [calls[0] for calls in self._open.values() if calls]
+            for call in calls:
+                if call.done():
+                    try:
+                        call.result()
+                    except Exception as other:
+                        if "all_reduce" not in str(other):
+                            return other
+            self._host.wait([call for call in calls if not call.done()], 0.1)
+        return failure
 
     def _round(self, told: list[Progress]) -> Progress:
         episodes: list[Episode] = [episode for progress in told for episode in progress.episodes]
@@ -177,6 +189,7 @@ class Team:
     def _replace(self, rank: int, lost: ChildLost) -> None:
         """A new hand in the place of a lost one; it finds the parameters in the shared store."""
         self._open[rank] = []
+        self._ready.discard(rank)
         self._hands.pop(rank).close(time.monotonic())
         if last := self._latest.pop(rank, None):
             self._refused += last.refused
@@ -206,46 +219,53 @@ class Team:
 
     @property
     def refused(self) -> int:
-        return self._refused + sum(progress.refused for progress in self._latest.values())
+        counts = [self._latest[rank].refused for rank in sorted(self._latest)]
+        return self._refused + sum(counts[:1] if self._central is None else counts)  # ranks refuse the same ones
 
     @property
     def replaced_workers(self) -> int:
         return self._replaced + sum(progress.replaced for progress in self._latest.values())
 
     def take_metrics(self) -> dict[str, Any]:
-        """Means over all hands since the last call, and how stale their gradients were."""
-        sums, stale = MetricSums(), Counter[int]()
-        for told in self._all("take_sums"):
-            sums.merge(told)
-            stale.update(told["staleness"])
-        metrics: dict[str, Any] = sums.take()
+        """Means over all hands since the last call, and how stale their gradients were. Asks nobody but a hand in this process:
+        the others must not be kept waiting for a slow one."""
+        if not self._blocks:
+            self._sums.merge(self._hands[0].call("take_sums").result())
+        metrics: dict[str, Any] = self._sums.take()
+        stale, self._stale = self._stale, Counter()
         return {**metrics, "staleness_counts": {str(k): stale[k] for k in sorted(stale)}} if stale else metrics
 
     def state(self, hurried: bool = False) -> dict:
         """After settle(). Or hurried, after GaveUp: then simulators, and hands that do not answer, will start new episodes."""
         within = HURRY_S if hurried else START_TIMEOUT_S
-        calls: dict[tuple[int, str], Future] = {}
-        for rank, hand in self._hands.items():
-            if hurried:
-                hand.hurry()
-            calls[rank, "state"] = hand.call("state", timeout_s=within)
-            if self._central is None:
-                calls[rank, "store_state"] = hand.call("store_state", timeout_s=within)
-        answers: dict[tuple[int, str], dict] = {}
-        for key, call in calls.items():
-            try:
-                answers[key] = call.result()
-            except (ChildLost, ChildError) as failure:
-                if not hurried:
-                    raise _own_words(failure) from None
-        stores = [answer for (_, method), answer in answers.items() if method == "store_state"]
-        if self._central is None and not stores:
+        asked = [rank for rank in self._hands if hurried or (rank in self._ready and not self._open[rank])]
+        for rank in asked if hurried else []:
+            self._hands[rank].hurry()
+        hands = {rank: self._hands[rank].call("state", timeout_s=within) for rank in asked}
+        owners = [] if self._central is not None else asked if hurried else asked[:1]  # every rank has the same parameters
+        stores = [self._hands[rank].call("store_state", timeout_s=within) for rank in owners]
+        told = {str(rank): state for rank, call in hands.items() if (state := self._told(rank, call, hurried)) is not None}
+        copies = [state for rank, call in zip(owners, stores, strict=True) if (state := self._told(rank, call, hurried))]
+        if self._central is None and not copies:
             raise RunError("no learner answered in time; the last checkpoint is good")
         return {
-            "store": stores[0] if self._central is None else self._central.state(),
-            "hands": {str(rank): answer for (rank, method), answer in answers.items() if method == "state"},
+            "store": copies[0] if self._central is None else self._central.state(),
+            "hands": told,
+            "lives": {str(rank): life for rank, life in self._lives.items()},
             "refused": self.refused,
+            "sums": self._sums.state(),
         }
+
+    def _told(self, rank: int, call: Future, hurried: bool) -> dict | None:
+        """Without a hand that was lost meanwhile, where the others can do without."""
+        try:
+            return call.result()
+        except (ChildLost, ChildError) as failure:
+            if isinstance(failure, ChildLost) and self._central is not None and not hurried:
+                self._replace(rank, failure)
+            elif not hurried:
+                raise (_cannot_go_on if isinstance(failure, ChildLost) else _own_words)(failure) from None
+        return None
 
 
 def _own_words(failure: Exception) -> RunError:
@@ -254,5 +274,5 @@ def _own_words(failure: Exception) -> RunError:
     return RunError(str(failure))
 
 
-def _cannot_go_on(lost: ChildLost) -> RunError:
+def _cannot_go_on(lost: Exception) -> RunError:
     return RunError(f"{lost}: synchronous learners cannot go on without it. The last checkpoint is good: continue with resume")

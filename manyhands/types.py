@@ -263,6 +263,7 @@ class Progress:
     episodes: list[Episode]
     refused: int  # gradients that were not finite, so far
     replaced: int  # simulator processes that were lost, so far
+    sums: dict[str, Any] | None = None  # of metrics since the last time, where asking for them would be a call of its own
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,10 @@ class Store(Stateful, Protocol):
         """Apply the flat gradient; afterwards the flat vector is what the next gradient uses."""
         ...
 
+    def flush(self) -> None:
+        """Local updates that nobody else has seen yet become everybody's."""
+        ...
+
     def take_staleness(self) -> dict[int, int]:
         """How many gradients since the last call found so many updates of others since their parameters were read."""
         ...
@@ -324,6 +329,10 @@ class Handle(Protocol):
 
     def call(self, method: str, *arguments: Any, timeout_s: float = float("inf")) -> Future: ...
     def hurry(self) -> None: ...
+    def hang_up(self) -> None:
+        """No more calls."""
+        ...
+
     def close(self, deadline: float) -> None:
         """Ends it, waiting until the deadline (time.monotonic). May be called twice."""
         ...

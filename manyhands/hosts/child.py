@@ -17,7 +17,8 @@ import cloudpickle
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group of processes; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the whole run: the parent decides
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no orphan, even when the parent is killed
         if os.getppid() != int(sys.argv[2]):

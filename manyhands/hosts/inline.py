@@ -30,6 +30,9 @@ class InlineHandle:
     def hurry(self) -> None:
         """Nothing to do: a call has always returned already."""
 
+    def hang_up(self) -> None:
+        """Nobody waits at the other end."""
+
     def close(self, deadline: float) -> None:
         self.component.close()
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import connection as connections
@@ -69,6 +70,7 @@ class Child:
             pass_fds=(theirs.fileno(), *files),
             env=environment,
             stdin=subprocess.DEVNULL,
+            process_group=0,  # a terminal's Ctrl-C, or timeout's SIGTERM, is for the parent to deal with
         )
         theirs.close()
         self._connection = Connection(ours.detach())
@@ -131,9 +133,13 @@ class Child:
         self._process.wait()
         self._connection.close()
 
+    def hang_up(self) -> None:
+        """A child that waits for us ends by itself."""
+        self._connection.close()
+
     def close(self, deadline: float) -> None:
         """Hang up, wait until the deadline (time.monotonic), then end it. May be called twice."""
-        self._connection.close()
+        self.hang_up()
         try:
             self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
@@ -152,8 +158,12 @@ def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[An
         while True:
             method, given = pickle.loads(connection.recv_bytes())
             connection.send_bytes(OK + pickle.dumps(getattr(component, method)(*given), protocol=5))
-    except (UsageError, RunError) as error:
-        connection.send_bytes((USAGE if isinstance(error, UsageError) else FAILED) + str(error).encode())
+    except (EOFError, ConnectionResetError):
+        pass  # the parent hung up
+    except BaseException as error:
+        # Told before closing: what others see of our end must not be heard first.
+        kind = USAGE if isinstance(error, UsageError) else FAILED if isinstance(error, RunError) else ERROR
+        connection.send_bytes(kind + (traceback.format_exc() if kind == ERROR else str(error)).encode())
     finally:
         if component is not None:
             component.close()
@@ -206,7 +216,7 @@ class ProcessHandle:
         if not self._open:
             return
         try:
-            message = self.child.recv(min(self._open[0].deadline - time.monotonic(), 1e9))
+            message = self.child.recv(min(self.deadline - time.monotonic(), 1e9))
         except (ChildLost, ChildError) as failure:
             self._fail(failure)
             return
@@ -217,8 +227,13 @@ class ProcessHandle:
             self._fail((UsageError if kind == USAGE else RunError)(body.decode()))
 
     def ready(self) -> bool:
-        """An answer is there, or its deadline has passed."""
-        return bool(self._open) and (self._open[0].deadline <= time.monotonic() or self.child.connection.poll())
+        """An answer is there, or a deadline has passed."""
+        return bool(self._open) and (self.deadline <= time.monotonic() or self.child.connection.poll())
+
+    @property
+    def deadline(self) -> float:
+        """The first of all open calls: one that is asked to be quick also hurries those before it."""
+        return min((future.deadline for future in self._open), default=math.inf)
 
     def _fail(self, failure: BaseException) -> None:
         self._failure = failure
@@ -228,6 +243,10 @@ class ProcessHandle:
     def hurry(self) -> None:
         """Ask for a quick end of the call under way."""
         self.child.signal(signal.SIGUSR1)
+
+    def hang_up(self) -> None:
+        self._fail(ChildLost(f"{self.name} was closed"))
+        self.child.hang_up()
 
     def close(self, deadline: float) -> None:
         self._fail(ChildLost(f"{self.name} was closed"))
@@ -250,7 +269,7 @@ class ProcessHost:
         handles = list({id(f._handle): f._handle for f in futures if not f.done()}.values())
         if len(handles) < len({id(f._handle) for f in futures}) or not handles:
             return
-        until = min((f.deadline for f in futures), default=math.inf)
+        until = min(handle.deadline for handle in handles)
         connections.wait([h.child.connection for h in handles], max(min(timeout_s, until - time.monotonic()), 0.0))
         for handle in handles:
             if handle.ready():

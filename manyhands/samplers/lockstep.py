@@ -25,6 +25,7 @@ from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
 
+LIFE_SLOTS = 1 << 40  # a learner in the place of a lost one draws other random numbers
 LIVES = 1000  # resumes that a learner may see before its seeds meet those of its successor
 
 
@@ -62,7 +63,7 @@ class LockstepSampler:
         self.seconds = {"simulate": 0.0, "act": 0.0}
         self._simulators = torch.arange(self.num_envs, device=device)
         self._ids = self._simulators + seat.rank * self.num_envs  # among those of all learners
-        self._slot = 0  # slots since the run began, the same for all simulators
+        self._slot = seat.life * LIFE_SLOTS  # slots since the run began, the same for all simulators
         self._life = seat.life * LIVES  # how often the simulators were started anew by a resume
         self._tracker = EpisodeTracker(self.num_envs)
         self._buffers = [_Buffer(self, groups[0]) for _ in range(2)]
@@ -162,7 +163,7 @@ class LockstepSampler:
     def state(self, mid_rollout: bool = False) -> dict:
         """In the middle of a rollout there is no consistent state: the simulators will start new episodes."""
         if not self._started:
-            return {"slot": 0, "life": -1, "continues": False}  # a load then starts them for the first time
+            return {"slot": self._slot, "life": self._life - 1, "continues": False}  # a load then starts them for the first time
         groups = [None if mid_rollout else group.state() for group in self.groups]
         common = {"slot": self._slot, "life": self._life}
         if any(state is None for state in groups):

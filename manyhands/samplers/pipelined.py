@@ -18,11 +18,12 @@ from torch import Tensor
 from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.samplers.lockstep import LIVES
 from manyhands.samplers.slots import learnable
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
 NOISE_SLOTS = 128
-LIFE_SLOTS = 1 << 40  # simulators that were started anew draw other random numbers
+LIFE_SLOTS = 1 << 32  # simulators that were started anew draw other random numbers
 
 
 class PipelinedSampler:
@@ -46,7 +47,7 @@ class PipelinedSampler:
         self._gamma, self._seed, self._device = gamma, seed, device
         self._reward_clip, self._life_loss = reward_clip, life_loss
         self._ids = np.arange(self.num_envs) + seat.rank * self.num_envs  # among those of all learners
-        self._life = seat.life
+        self._life = seat.life * LIVES
         self.epsilon = torch.zeros(self.num_envs, device=device)
         self.seconds = {"simulate": 0.0, "act": 0.0}
         self._tracker = EpisodeTracker(self.num_envs)

@@ -35,14 +35,16 @@ class AllReduceConfig:
 
 
 class AllReduceStore(LocalStore):
-    def __init__(self, model: Model, rule: Rule, total_steps: int, config: AllReduceConfig, seat: Seat, meeting: int) -> None:
+    def __init__(
+        self, model: Model, rule: Rule, total_steps: int, config: AllReduceConfig, seat: Seat, meeting: int, own_gpu: bool = False
+    ) -> None:
         super().__init__(model, rule, total_steps)
         self._ranks = seat.learners
         self._check_every = config.check_every
         self._counted = 0  # rollouts
         if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        own_gpu = model.parameters.is_cuda and torch.cuda.device_count() >= seat.learners
+            for library in ("GLOO", "NCCL"):
+                os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
         dist.init_process_group(
             "nccl" if own_gpu else "gloo",
             store=dist.FileStore(f"/proc/self/fd/{meeting}", seat.learners),

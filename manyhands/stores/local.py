@@ -45,6 +45,9 @@ class LocalStore:
         self.clock = Clock(self.clock.updates + 1, self.clock.steps)
         return Receipt(self.clock, applied=True, metrics={"gradient_norm": norm, "learning_rate": rate})
 
+    def flush(self) -> None:
+        pass  # nobody else is there
+
     def take_staleness(self) -> dict[int, int]:
         return {}  # nobody else updates
 

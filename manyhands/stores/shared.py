@@ -140,6 +140,7 @@ class SharedStore:
         self._counters = config.chunks  # the number of the lock around the counters
         self._gate = Gate(model, rule)
         self._staleness = Counter[int]()
+        self._last_staleness = 0
         self.clock = Clock()
         if config.lock:
             self._shards = [Shard(model.parameters[p], model.gradient[p], rule) for p in self._central.pieces]
@@ -151,6 +152,7 @@ class SharedStore:
         self._merge = MultiStep(model, rule) if config.sync_updates > 1 else None
         self._unmerged = 0  # local updates since the last synchronisation
         self._base = 0  # the version read last
+        self._waited = 0.0  # for locks, before the last update
 
     @property
     def refused(self) -> int:
@@ -165,7 +167,7 @@ class SharedStore:
     def refresh(self) -> Clock:
         if self._unmerged == 0:
             self._base = self._pull_all()
-        self.clock = Clock(self._base, int(self._central.steps[0]))
+        self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
         return self.clock
 
     def step(self, info: GradientInfo) -> Receipt:
@@ -173,21 +175,24 @@ class SharedStore:
         rate = self.rule.rate(info.samples, int(self._central.steps[0]) / self.total_steps)
         if norm is None:
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
-        waited = self.locks.seconds
-        found: int | None
         if not self._config.lock:
-            found = self._apply_in_place(rate)
+            self._moved_on(self._apply_in_place(rate), 1)
         elif self._merge is None:
-            found = self._apply_locked(rate)
+            self._moved_on(self._apply_locked(rate), 1)
         else:
-            found = self._apply_later(self._merge, rate)
-        metrics = {"gradient_norm": norm, "learning_rate": rate}
-        if found is not None:
-            self._staleness[found - self._base] += 1
-            metrics |= {"staleness": float(found - self._base), "lock_wait_ms": 1e3 * (self.locks.seconds - waited)}
-            self._base = found + self._config.sync_updates
+            self._apply_later(self._merge, rate)
+        wait, self._waited = self.locks.seconds - self._waited, self.locks.seconds
+        metrics = {"gradient_norm": norm, "learning_rate": rate, "lock_wait_ms": 1e3 * wait}
+        if self._unmerged == 0:
+            metrics["staleness"] = float(self._last_staleness)
         self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
         return Receipt(self.clock, applied=True, metrics=metrics)
+
+    def _moved_on(self, found: int, updates: int) -> None:
+        """Our updates were added to a central copy that had seen `found` of them."""
+        self._last_staleness = found - self._base
+        self._staleness[self._last_staleness] += updates
+        self._base = found + updates
 
     def _apply_locked(self, rate: float) -> int:
         """Chunk by chunk; returns how many updates chunk 0 had seen before."""
@@ -211,15 +216,23 @@ class SharedStore:
         self.model.parameters.copy_(shard.parameters)
         return found
 
-    def _apply_later(self, merge: MultiStep, rate: float) -> int | None:
+    def _apply_later(self, merge: MultiStep, rate: float) -> None:
         merge.accumulate()
         for shard in self._shards:
             shard.apply(rate)
         self._unmerged += 1
-        return self._synchronise(merge) if self._unmerged == self._config.sync_updates else None
+        if self._unmerged == self._config.sync_updates:
+            self.flush()
 
-    def _synchronise(self, merge: MultiStep) -> int:
-        found, n = 0, self._unmerged
+    def flush(self) -> None:
+        if self._merge is not None and self._unmerged:
+            n = self._unmerged
+            found = self._synchronise(self._merge, n)
+            self._unmerged = 0
+            self._moved_on(found, n)
+
+    def _synchronise(self, merge: MultiStep, n: int) -> int:
+        found = 0
         for number, (shard, piece) in enumerate(zip(self._shards, self._central.pieces, strict=True)):
             merge.take(piece, shard)
             with self.locks.hold(number):
@@ -228,7 +241,6 @@ class SharedStore:
                 self._write(number, {"parameters": shard.parameters, **shard.memory}, updates + n)
             found = updates if number == 0 else found
         merge.begin()
-        self._unmerged = 0
         return found
 
     def _pull_all(self) -> int:

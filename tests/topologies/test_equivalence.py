@@ -180,6 +180,17 @@ def test_multi_step_adam_adds_up_two_learners_by_hand():
     assert float(state["optimiser"]["step"][0]) == 4 and state["updates"] == 4
 
 
+def test_local_updates_are_neither_lost_nor_counted_backwards():
+    rule = Adam(learning_rate=0.05, epsilon=1e-5)
+    model = make_model()
+    store = shared_store(model, rule, chunks=2, sync_updates=4)
+    parameters = learn(model, store, batches(6))
+    assert store.clock.updates == store.refresh().updates == 6 and store.state()["updates"] == 4
+    store.flush()
+    assert store.state()["updates"] == 6 and store.take_staleness() == {0: 6}
+    torch.testing.assert_close(store.state()["parameters"], parameters, rtol=1e-6, atol=1e-7)
+
+
 def test_a_saved_shared_store_goes_on_bit_for_bit():
     rule, stream = RULES["adam"], batches()
     model = make_model()

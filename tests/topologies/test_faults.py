@@ -6,10 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
+from manyhands.config import load_recipe
+from manyhands.maths import random
 from manyhands.run import Run
 from tests.processes import alive, children, command, descendants, wait_for, written
 
@@ -114,22 +117,74 @@ def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_end
     assert process.returncode == 1 and "1 go on without it" in errors and "every learner was lost" in errors
 
 
-def test_a_learner_that_raises_shows_its_own_traceback(tmp_path):
+def test_learners_killed_again_and_again_are_replaced_also_while_reporting(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start("cartpole-a3c-units", run_dir, "--store.restarts", 50, "--checkpoint.every-steps", 1000)
+    for kill in range(4):
+        wait_for(lambda: len(children(process.pid)) == 2)
+        os.kill(children(process.pid)[kill % 2], signal.SIGKILL)
+        time.sleep(1.5)
+    wait_for(lambda: len(children(process.pid)) == 2)
+    before = steps(run_dir)
+    wait_for(lambda: steps(run_dir) > before + 3000)
+    interrupt(process)
+    assert process.returncode == 130 and Run.open(run_dir).metrics()[-1]["replaced_learners"] == 4
+
+
+def test_a_frozen_learner_keeps_nobody_waiting(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start("cartpole-a3c-units", run_dir)
+    everybody = descendants(process.pid)
+    frozen = children(process.pid)[0]
+    os.kill(frozen, signal.SIGSTOP)
+    before = saved(run_dir)
+    wait_for(lambda: saved(run_dir) > before + 8000)  # two checkpoints without it
+    begin = time.monotonic()
+    interrupt(process)
+    assert process.returncode == 130 and time.monotonic() - begin < 15
+    wait_for(lambda: not alive(everybody), 5)
+
+
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", pytest.param("cartpole-appo", marks=SLOW)])
+def test_a_second_interrupt_and_a_sigterm(recipe, tmp_path):
+    process = start(recipe, tmp_path / "one")
+    everybody = descendants(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.02)
+    begin = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(10) == 130 and time.monotonic() - begin < 3
+    wait_for(lambda: not alive(everybody), 3)
+    process = start(recipe, tmp_path / "two")
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does: to everybody
+    process.communicate(timeout=20)
+    assert process.returncode == 130 and saved(tmp_path / "two") >= 1000
+
+
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
+def test_a_learner_that_raises_shows_its_own_traceback(recipe, tmp_path):
+    """Also where it is the other rank, which the first one knows only by a broken connection."""
     script = tmp_path / "raises.py"
     script.write_text(
         "import sys, manyhands as mh\n"
         "from tests.conftest import Corridor\n"
+        "BROKEN = int(sys.argv[2])\n"
         "class Broken(Corridor):\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        self._broken = getattr(self, '_broken', None) or seed == BROKEN\n"
+        "        return super().reset(seed=seed)\n"
         "    def step(self, action):\n"
-        "        if self._episode > 20: raise ValueError('the ball is gone')\n"
+        "        if self._broken and self._episode > 20: raise ValueError('the ball is gone')\n"
         "        return super().step(action)\n"
         "try:\n"
-        "    mh.train('cartpole-appo', env={'make': lambda: Broken(4), 'workers': 0}, run_dir=sys.argv[1], quiet=True)\n"
+        "    mh.train(sys.argv[3], env={'make': lambda: Broken(4), 'workers': 0}, run_dir=sys.argv[1], quiet=True)\n"
         "except mh.RunError as error:\n"
         "    sys.exit(str(error))\n"
     )
+    per_learner = load_recipe(recipe).sampler.num_envs
+    seed = random.env_seed(0, random.ENV, per_learner, 0)  # the first simulator of the second learner
     process = subprocess.run(
-        [os.sys.executable, script, tmp_path / "run"], env={**os.environ, "PYTHONPATH": os.getcwd()},
+        [sys.executable, script, tmp_path / "run", str(seed), recipe], env={**os.environ, "PYTHONPATH": os.getcwd()},
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert process.returncode == 1 and "the ball is gone" in process.stderr and "in step" in process.stderr
