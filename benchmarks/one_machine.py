@@ -13,13 +13,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-# Who learns (recipe), where its parameters are with one learner and with several, and the rollout's horizon.
+# Who learns (recipe), where its parameters are with one learner, and with several if that differs.
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ppo": ("pong-ppo", {"name": "local"}, {"name": "allreduce"}),
     "appo": ("pong-appo", {"name": "shared", "chunks": 3, "sync_updates": 4}, {}),
     "a2c": ("pong-a2c", {"name": "local"}, {"name": "allreduce"}),
     "a3c": ("pong-a3c-units", {"name": "shared", "chunks": 3}, {}),
     "a3c lock-free": ("pong-a3c-units", {"name": "shared", "lock": False, "chunks": 1}, {}),
+    "ga3c": ("pong-ga3c", {"name": "local"}, {"name": "shared", "chunks": 3}),
+    "ba3c": ("pong-ba3c", {"name": "local"}, {"name": "allreduce"}),
     "dqn": ("pong-async-dqn", {"name": "shared", "chunks": 3}, {}),
 }
 
@@ -52,6 +54,8 @@ def changes(row: str, learners: int, options: Options) -> dict[str, Any]:
         "topology": {"learners": learners, "pin": options.pin and learners > 1},
         "total_steps": 10**9,
     }
+    if row in ("ga3c", "ba3c"):
+        result["sampler"]["serve"] = each // 2
     if row in ("ppo", "appo"):
         result["memory"] = {"minibatches": 4}
         result["network"] = {"torso": "nips"}  # the paper's

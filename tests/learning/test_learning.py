@@ -1,4 +1,4 @@
-"""Short learning runs with generous margins. One seed of each in `make test`, five in `make test-all`."""
+"""Learning runs with generous margins. One seed of every topology in `make test`, more of everything in `make test-all`."""
 
 import pytest
 

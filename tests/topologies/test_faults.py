@@ -105,6 +105,7 @@ def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
     assert set(os.listdir("/dev/shm")) <= shared
 
 
+@pytest.mark.slow
 def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_ends(tmp_path):
     run_dir = tmp_path / "run"
     process = start("cartpole-a3c-units", run_dir, "--store.restarts", 0)
@@ -117,6 +118,7 @@ def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_end
     assert process.returncode == 1 and "1 go on without it" in errors and "every learner was lost" in errors
 
 
+@pytest.mark.slow
 def test_learners_killed_again_and_again_are_replaced_also_while_reporting(tmp_path):
     run_dir = tmp_path / "run"
     process = start("cartpole-a3c-units", run_dir, "--store.restarts", 50, "--checkpoint.every-steps", 1000)
@@ -131,6 +133,7 @@ def test_learners_killed_again_and_again_are_replaced_also_while_reporting(tmp_p
     assert process.returncode == 130 and Run.open(run_dir).metrics()[-1]["replaced_learners"] == 4
 
 
+@pytest.mark.slow
 def test_a_frozen_learner_keeps_nobody_waiting(tmp_path):
     run_dir = tmp_path / "run"
     process = start("cartpole-a3c-units", run_dir)
@@ -161,7 +164,7 @@ def test_a_second_interrupt_and_a_sigterm(recipe, tmp_path):
     assert process.returncode == 130 and saved(tmp_path / "two") >= 1000
 
 
-@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", pytest.param("cartpole-appo", marks=SLOW)])
 def test_a_learner_that_raises_shows_its_own_traceback(recipe, tmp_path):
     """Also where it is the other rank, which the first one knows only by a broken connection."""
     script = tmp_path / "raises.py"
