@@ -71,7 +71,7 @@ def test_same_seed_same_run_other_seed_other_run(reference, tmp_path):
     assert rows(train(tmp_path / "other", seed=1)) != rows(reference)
 
 
-@pytest.mark.parametrize("kind", ["serial", "alternating"])
+@pytest.mark.parametrize("kind", [pytest.param("serial", marks=pytest.mark.slow), "alternating"])
 def test_other_samplers_learn_the_same(reference, tmp_path, kind):
     """Random numbers are keyed by simulator and slot; only the order of floating-point sums may differ."""
     run = train(tmp_path / kind, sampler={**SMALL["sampler"], "kind": kind})
@@ -91,7 +91,7 @@ def test_resumed_equals_uninterrupted(reference, tmp_path):
     assert len(common) > 8 and common[-1]["episodes"] == rows(whole)[-1]["episodes"]
 
 
-@pytest.mark.parametrize("kill_after", [1, 2])
+@pytest.mark.parametrize("kill_after", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_resumed_equals_uninterrupted(reference, tmp_path, kill_after):
     run_dir = tmp_path / "run"
     recipe = tmp_path / "small.toml"
@@ -263,6 +263,7 @@ def test_a_random_environment_that_offers_its_state_resumes_exactly(tmp_path):
     assert torch.equal(final_parameters(part), final_parameters(whole))
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_simulator_that_hangs(tmp_path):
     script = tmp_path / "hang.py"
     script.write_text(
@@ -357,7 +358,7 @@ REPLAY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["batched", "alternating"])
+@pytest.mark.parametrize("kind", [pytest.param("batched", marks=pytest.mark.slow), "alternating"])
 def test_with_its_replay_saved_a_run_resumes_exactly(tmp_path, kind):
     changes = {**REPLAY, "sampler": {**REPLAY["sampler"], "kind": kind}, "checkpoint": {"every_steps": 1000, "replay": True}}
     whole = train(tmp_path / "whole", **changes)

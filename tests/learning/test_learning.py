@@ -53,11 +53,6 @@ def test_two_learners_reach_400(recipe, seed, tmp_path):
     assert run.evaluate(episodes=100).mean >= 400
 
 
-def test_snake_is_on_its_way_after_a_third(tmp_path):
-    run = train("snake", 0, tmp_path, total_steps=240_000)
-    assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 1
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))

@@ -69,7 +69,7 @@ def check(group, reference, T, pieces, rollouts, policy=ByObservation, device="c
     told = [next(stream) for _ in range(rollouts)]
     found = [w for r in told for w in windows(r, T, H)]
     sampler.close()
-    whole = LockstepSampler([reference], T * 12 * rollouts, 0.9, 7, CPU)
+    whole = LockstepSampler([reference], T * 6 * rollouts, 0.9, 7, CPU)
     expected = windows(next(r for r in whole.run(policy()) if r is not None), T, H)
     whole.close()
     assert len(set(expected)) == len(expected)

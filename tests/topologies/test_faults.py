@@ -148,7 +148,8 @@ def test_a_frozen_learner_keeps_nobody_waiting(tmp_path):
     wait_for(lambda: not alive(everybody), 5)
 
 
-@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", pytest.param("cartpole-appo", marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
 def test_a_second_interrupt_and_a_sigterm(recipe, tmp_path):
     process = start(recipe, tmp_path / "one")
     everybody = descendants(process.pid)

@@ -84,10 +84,10 @@ def test_four_processes_lose_nothing_and_read_nothing_torn(fds):
     central.load(central.initial_state())
     host = ProcessHost(fds)
     hands = [host.start(Hammer, fds, name=f"hammer {i}") for i in range(4)]
-    calls = [hand.call("hammer", 150, timeout_s=120) for hand in hands]
+    calls = [hand.call("hammer", 80, timeout_s=120) for hand in hands]
     assert [call.result() for call in calls] == [0, 0, 0, 0]
     state = check_whole(central)
-    assert state["chunk_updates"] == [600] * CHUNKS and state["steps"] == 600 * 7
+    assert state["chunk_updates"] == [320] * CHUNKS and state["steps"] == 320 * 7
     for hand in hands:
         hand.close(time.monotonic() + 5)
 
