@@ -277,14 +277,14 @@ class SharedStore:
         return counts
 
     def state(self) -> dict:
-        """Of the central copy. The learners must be between two rollouts."""
-        chunks = []
+        """Of the central copy. Each chunk is whole with its count, also while somebody is learning."""
+        chunks, updates = [], []
         for number in range(len(self._central.pieces)):
             with self.locks.hold(number):
                 chunks.append({name: x.clone() for name, x in self._central.chunk(number).items()})
+                updates.append(int(self._central.updates[self._central.place(number), number]))
         vectors = {name: torch.cat([chunk[name] for chunk in chunks]) for name in self._central.vectors}
         scalars = {name: torch.stack([chunk[name] for chunk in chunks]) for name in self._central.scalars}
-        updates = [int(self._central.updates[self._central.place(c), c]) for c in range(len(chunks))]
         return {
             "parameters": vectors.pop("parameters"),
             "optimiser": {**vectors, **scalars},
