@@ -204,7 +204,7 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     if seat.learners > 1:
         take_share(seat.rank, seat.learners, recipe.topology.pin)
     device = device_of(recipe, seat)
-    if device.type == "cuda":
+    if device.index is not None:  # a GPU of its own
         torch.cuda.set_device(device)
     place_threads(recipe, device)
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
