@@ -28,6 +28,7 @@ from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
 from manyhands.stores.local import LocalStore
+from manyhands.stores.servers import ServersAt, ServersConfig, ServersStore
 from manyhands.stores.shared import SharedConfig, SharedStore
 from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Sampler, Seat, Store, UsageError
 
@@ -43,9 +44,15 @@ class Custom:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where learners in several processes meet: descriptors of unnamed files that all of them have inherited."""
+    """Where learners in several processes meet: descriptors of unnamed files that all of them have inherited, or servers."""
 
     fds: tuple[int, ...] = ()
+    servers: ServersAt | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Learners are in processes of their own."""
+        return self.fds != () or self.servers is not None
 
 
 def find_device(name: str) -> torch.device:
@@ -196,6 +203,9 @@ def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> St
         return AllReduceStore(*common, config, seat, meeting.fds[0], own_gpus(recipe))
     if isinstance(config, SharedConfig):
         return SharedStore(*common, config, *meeting.fds)
+    if isinstance(config, ServersConfig):
+        assert meeting.servers is not None
+        return ServersStore(*common, config, seat, meeting.servers)
     return LocalStore(*common)
 
 
@@ -271,7 +281,7 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     if isinstance(recipe.memory, ReplayConfig):
         place_replay(recipe.memory, group.spec, recipe.sampler.num_envs, device)
     model = make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
-    if isinstance(recipe.store, SharedConfig):
+    if isinstance(recipe.store, SharedConfig | ServersConfig):
         recipe.store.pieces(model.parameters.numel())
     return group.spec, model
 

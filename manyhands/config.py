@@ -33,16 +33,17 @@ from manyhands.nets.torsos import TORSOS
 from manyhands.samplers.exploration import Exploration
 from manyhands.stores.allreduce import AllReduceConfig
 from manyhands.stores.local import LocalConfig
-from manyhands.stores.rules import Adam, RMSProp
+from manyhands.stores.rules import AdaGrad, Adam, RMSProp
+from manyhands.stores.servers import ServersConfig
 from manyhands.stores.shared import SharedConfig
 from manyhands.types import UsageError
 
 # Sections of which there are several kinds, told apart by their `name`; the first is the default.
 KINDS: dict[str, dict[str, type]] = {
     "algorithm": {"ppo": PPO, "actor-critic": ActorCritic, "dqn": DQN, "categorical-dqn": CategoricalDQN},
-    "rule": {"adam": Adam, "rmsprop": RMSProp},
+    "rule": {"adam": Adam, "rmsprop": RMSProp, "adagrad": AdaGrad},
     "memory": {"fresh": FreshConfig, "replay": ReplayConfig},
-    "store": {"local": LocalConfig, "allreduce": AllReduceConfig, "shared": SharedConfig},
+    "store": {"local": LocalConfig, "allreduce": AllReduceConfig, "shared": SharedConfig, "servers": ServersConfig},
 }
 
 
@@ -103,12 +104,22 @@ class SamplerConfig:
 class TopologyConfig:
     learners: int = 1
     """Processes that sample and learn, each with sampler.num_envs simulators. More than one with a local store: all-reduce."""
+    host: Literal["process", "ray"] = "process"
+    """Where components run: processes of this machine, or the machines of a Ray cluster (only with store.name = 'servers')."""
+    address: str = ""
+    """The Ray cluster to join, HOST:PORT or auto; empty: a private one on this machine."""
     pin: bool = False
     """Each learner keeps to its own share of the cores, instead of only counting on as many."""
 
     def __post_init__(self) -> None:
         if self.learners < 1:
             raise UsageError(f"topology.learners = {self.learners}: must be at least 1")
+        if self.address and self.host != "ray":
+            raise UsageError(f"topology.address = {self.address!r} is for topology.host = 'ray'")
+        if self.pin and self.host == "ray":
+            raise UsageError(
+                "topology.pin = true divides the cores of this machine: it has no meaning with topology.host = 'ray'"
+            )
         if self.pin and self.learners == 1:
             raise UsageError("topology.pin = true divides the cores among learners: set topology.learners to at least 2")
 
@@ -162,11 +173,11 @@ class Recipe:
     env: AtariEnv | SnakeEnv | GymEnv = field(default_factory=SnakeEnv)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     algorithm: ActorCritic | PPO | DQN | CategoricalDQN = field(default_factory=PPO)
-    rule: Adam | RMSProp = field(default_factory=Adam)
+    rule: Adam | RMSProp | AdaGrad = field(default_factory=Adam)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     exploration: Exploration = field(default_factory=Exploration)
     memory: FreshConfig | ReplayConfig = field(default_factory=FreshConfig)
-    store: LocalConfig | AllReduceConfig | SharedConfig = field(default_factory=LocalConfig)
+    store: LocalConfig | AllReduceConfig | SharedConfig | ServersConfig = field(default_factory=LocalConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
@@ -191,6 +202,10 @@ class Recipe:
             object.__setattr__(self, "store", AllReduceConfig())  # what most resembles one learner with a larger batch
         if isinstance(self.store, SharedConfig):
             self.store.check(self.rule)
+        if isinstance(self.store, ServersConfig):
+            self.store.check(learners)
+        elif self.topology.host == "ray":
+            raise UsageError("topology.host = 'ray' needs parameter servers: set store.name = 'servers'")
         if self.in_processes and self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true needs a single learner with store.name = 'local'")
 

@@ -16,7 +16,7 @@ from manyhands.types import Progress, Rollout, RunError, Seat
 class Hand:
     def __init__(self, recipe: Recipe, custom: Custom, seat: Seat, meeting: Meeting) -> None:
         self._recipe, self._total_steps = recipe, recipe.total_steps
-        self._travels = meeting.fds != ()  # what is told goes to another process
+        self._travels = meeting.apart  # what is told goes to another process
         self.learner = make_learner(recipe, custom, seat, meeting)
         self._stream = self.learner.run()
         self._gave_up = False

@@ -84,7 +84,7 @@ class Learner:
         target = self._target.net(self.clock) if self._target else None
         loss = self._algorithm.loss(net, target, batch, progress)
         loss.value.backward()
-        receipt = self.store.step(GradientInfo(version, samples=len(batch.weight)))
+        receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
         self.clock = receipt.clock
         if loss.priority is not None:
             self._memory.feedback(batch.keys, loss.priority)

@@ -19,8 +19,10 @@ from manyhands.config import Recipe
 from manyhands.hand import Hand
 from manyhands.hosts.inline import InlineHost
 from manyhands.hosts.process import ChildError, ChildLost, GaveUp, ProcessHost, SharedBlock, gave_up
+from manyhands.keeper import Keeper
 from manyhands.learner import MetricSums
 from manyhands.machine import cores
+from manyhands.stores.servers import ServersConfig
 from manyhands.stores.shared import SharedConfig
 from manyhands.types import Clock, EnvSpec, Episode, Future, Handle, Host, Progress, RunError, Seat, Store
 
@@ -39,12 +41,13 @@ class Team:
         self._recipe, self._custom, self._warn = recipe, custom, warn
         self._learners = recipe.topology.learners
         self._threads = max(cores() // self._learners, 1)
-        self._restarts_left = recipe.store.restarts if isinstance(recipe.store, SharedConfig) else 0
-        self._blocks = [SharedBlock() for _ in range(2)] if recipe.in_processes else []
+        self._restarts_left = getattr(recipe.store, "restarts", 0)
+        served = isinstance(recipe.store, ServersConfig)
+        self._blocks = [SharedBlock() for _ in range(2)] if recipe.in_processes and not served else []
         self._meeting = Meeting(tuple(block.fd for block in self._blocks))
-        self._host: Host = ProcessHost(self._meeting.fds) if self._blocks else InlineHost()
+        self._host = make_host(recipe, self._meeting.fds)
         steps = recipe.sampler.columns * recipe.sampler.horizon
-        self._rollouts = max(CALL_STEPS // steps, 1) if self._blocks else 1
+        self._rollouts = max(CALL_STEPS // steps, 1) if recipe.in_processes else 1
         self._hands: dict[int, Handle] = {}
         lives = (state or {}).get("lives", {})
         self._lives = {rank: lives.get(str(rank), 0) for rank in range(self._learners)}
@@ -55,9 +58,9 @@ class Team:
         self._refused, self._replaced = (state or {}).get("refused", 0), 0  # by hands that are no more, or before a resume
         self.replaced_learners = 0
         self.clock = Clock()
-        self._central: Store | None = None  # our own view of parameters that are nobody's own
+        self._central: Store | Keeper | None = None  # our own view of parameters that are nobody's own
         try:
-            if isinstance(recipe.store, SharedConfig):
+            if isinstance(recipe.store, SharedConfig | ServersConfig):
                 self._central = self._make_central(spec, state)
             for rank in range(self._learners):
                 self._hands[rank] = self._start(rank)
@@ -66,9 +69,13 @@ class Team:
             self.close()
             raise
 
-    def _make_central(self, spec: EnvSpec, state: dict | None) -> Store:
+    def _make_central(self, spec: EnvSpec, state: dict | None) -> Store | Keeper:
         algorithm = self._custom.algorithm or self._recipe.algorithm
         model = make_model(self._recipe, algorithm, spec, torch.device("cpu"), self._custom)
+        if isinstance(self._recipe.store, ServersConfig):
+            keeper = Keeper(self._host, self._recipe, model, self._warn, state and state["store"])
+            self._meeting = Meeting(servers=keeper.at)
+            return keeper
         central = make_store(self._recipe, model, Seat(), self._meeting)
         central.load(central.initial_state() if state is None else state["store"])  # type: ignore[attr-defined]
         return central
@@ -96,6 +103,9 @@ class Team:
         for hand in self._hands.values():
             hand.close(deadline)
         self._hands = {}
+        if isinstance(self._central, Keeper):
+            self._central.close()
+        self._host.close()
         for block in self._blocks:
             block.close()
 
@@ -127,6 +137,8 @@ class Team:
         self._host.wait([call for call in oldest.values() if not call.done()], 0.5)
         if gave_up():
             raise GaveUp
+        if isinstance(self._central, Keeper):
+            self._central.watch()
         done = [rank for rank, call in oldest.items() if call.done()]
         if self._central is not None:
             return [progress for rank in done if (progress := self._finish(rank)) is not None]
@@ -196,6 +208,8 @@ class Team:
             self._replaced += last.replaced
         if self._restarts_left == 0:
             self._warn(f"{lost}; {len(self._hands)} go on without it")
+            if isinstance(self._central, Keeper):
+                self._central.here(sorted(self._hands))
             return
         self._restarts_left -= 1
         self.replaced_learners += 1
@@ -229,10 +243,12 @@ class Team:
     def take_metrics(self) -> dict[str, Any]:
         """Means over all hands since the last call, and how stale their gradients were. Asks nobody but a hand in this process:
         the others must not be kept waiting for a slow one."""
-        if not self._blocks:
+        if not self._recipe.in_processes:
             self._sums.merge(self._hands[0].call("take_sums").result())
         metrics: dict[str, Any] = self._sums.take()
         stale, self._stale = self._stale, Counter()
+        if isinstance(self._central, Keeper):
+            metrics |= self._central.metrics()
         return {**metrics, "staleness_counts": {str(k): stale[k] for k in sorted(stale)}} if stale else metrics
 
     def state(self, hurried: bool = False) -> dict:
@@ -266,6 +282,10 @@ class Team:
             elif not hurried:
                 raise (_cannot_go_on if isinstance(failure, ChildLost) else _own_words)(failure) from None
         return None
+
+
+def make_host(recipe: Recipe, files: tuple[int, ...]) -> Host:
+    return ProcessHost(files) if recipe.in_processes else InlineHost()
 
 
 def _own_words(failure: Exception) -> RunError:

@@ -272,6 +272,7 @@ class GradientInfo:
 
     version: int
     samples: int
+    loss: Any = 0.0  # a number, or a scalar still on its device
 
 
 @dataclass(frozen=True)
@@ -338,10 +339,44 @@ class Handle(Protocol):
         ...
 
 
+class Caller(Protocol):
+    """What one component has of another: calls go directly, not through the parent."""
+
+    name: str
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Future:
+        """Arrays among the arguments are read before the call is done, those of an answer are valid until the next call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Address(Protocol):
+    """Where a component is to be found, also after it was replaced. Can be sent to other components."""
+
+    def connect(self, timeout_s: float) -> Caller: ...
+
+
 class Host(Protocol):
     """How components are started and called."""
 
     ahead: int  # calls worth having in flight
 
-    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1) -> Handle: ...
+    def start(
+        self,
+        make: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        threads: int = 1,
+        door: str | None = None,
+        spread: bool = False,
+    ) -> Handle:
+        """door: other components may call it, see address(); spread: on a machine without another of its kind, if possible."""
+        ...
+
+    def address(self, door: str, title: str) -> Address:
+        """Of what was, or will be, started with that door."""
+        ...
+
     def wait(self, futures: list[Any], timeout_s: float) -> None: ...
+    def close(self) -> None: ...

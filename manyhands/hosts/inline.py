@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from manyhands.types import Future, Handle
+from manyhands.hosts.later import Later
+from manyhands.types import Address, Caller, Future, Handle
 
 
 class InlineFuture:
@@ -13,10 +15,14 @@ class InlineFuture:
         self._value = value
 
     def done(self) -> bool:
-        return True
+        return not isinstance(self._value, Later) or self._value.done()
 
     def result(self) -> Any:
-        return self._value
+        if not isinstance(self._value, Later):
+            return self._value
+        if not self._value.done():
+            raise RuntimeError("waiting for an answer that only other components in this very process could bring about")
+        return self._value.value()
 
 
 class InlineHandle:
@@ -37,11 +43,51 @@ class InlineHandle:
         self.component.close()
 
 
+class InlineCaller:
+    def __init__(self, handle: InlineHandle) -> None:
+        self.name, self._handle = handle.name, handle
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Future:
+        return self._handle.call(method, *arguments)
+
+    def close(self) -> None:
+        """The component is not ours."""
+
+
+@dataclass(frozen=True)
+class InlineAddress:
+    doors: dict[str, InlineHandle]
+    door: str
+
+    def connect(self, timeout_s: float) -> Caller:
+        return InlineCaller(self.doors[self.door])
+
+
 class InlineHost:
     ahead = 1  # calls worth having in flight
 
-    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 0) -> Handle:
-        return InlineHandle(make(*arguments), name)
+    def __init__(self) -> None:
+        self._doors: dict[str, InlineHandle] = {}
+
+    def start(
+        self,
+        make: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        threads: int = 0,
+        door: str | None = None,
+        spread: bool = False,
+    ) -> Handle:
+        handle = InlineHandle(make(*arguments), name)
+        if door is not None:
+            self._doors[door] = handle
+        return handle
+
+    def address(self, door: str, title: str) -> Address:
+        return InlineAddress(self._doors, door)
 
     def wait(self, futures: list[Future], timeout_s: float) -> None:
         """Every call is done."""
+
+    def close(self) -> None:
+        """Components are closed one by one."""

@@ -28,7 +28,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from manyhands.types import Future, RunError, UsageError
+from manyhands.types import Address, Future, RunError, UsageError
 
 
 class ChildError(Exception):
@@ -149,15 +149,21 @@ class Child:
 OK, ERROR, USAGE, FAILED = b"K", b"E", b"U", b"R"
 
 
-def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """A component's life: made, then asked until the parent hangs up. What it raises ends it."""
+def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[Any, ...], door: tuple[str, str] | None) -> None:
+    """A component's life: made, then asked until the parent hangs up. What it raises at the parent's request ends it."""
     signal.signal(signal.SIGUSR1, lambda *_: give_up_at(time.monotonic()))  # the parent is in a hurry
     component: Any = None
     try:
         component = make(*arguments)
-        while True:
+
+        def ask() -> None:
             method, given = pickle.loads(connection.recv_bytes())
             connection.send_bytes(OK + pickle.dumps(getattr(component, method)(*given), protocol=5))
+
+        if door is None:
+            while True:
+                ask()
+        _serve_all(connection.fileno(), ask, component, *door)
     except (EOFError, ConnectionResetError):
         pass  # the parent hung up
     except BaseException as error:
@@ -167,6 +173,18 @@ def _serve(connection: Connection, make: Callable[..., Any], arguments: tuple[An
     finally:
         if component is not None:
             component.close()
+
+
+def _serve_all(parent: int, ask: Callable[[], None], component: Any, name: str, title: str) -> None:
+    """The parent and everybody who comes to the door, in turn."""
+    from manyhands.hosts.door import Door, wait_for
+
+    door = Door(name, title)
+    try:
+        while True:
+            wait_for([parent, *door.files()], lambda fd: ask() if fd == parent else door.serve(fd, component))
+    finally:
+        door.close()
 
 
 class ProcessFuture:
@@ -261,8 +279,23 @@ class ProcessHost:
     def __init__(self, files: tuple[int, ...] = ()) -> None:
         self._files = files  # descriptors of shared memory that every component inherits
 
-    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1) -> ProcessHandle:
-        return ProcessHandle(Child(_serve, make, arguments, name=name, files=self._files, threads=threads))
+    def start(
+        self,
+        make: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        threads: int = 1,
+        door: str | None = None,
+        spread: bool = False,
+    ) -> ProcessHandle:
+        """door: the name under which other components find this one, see address(). There is one machine: nothing spreads."""
+        entrance = None if door is None else (door, name)
+        return ProcessHandle(Child(_serve, make, arguments, entrance, name=name, files=self._files, threads=threads))
+
+    def address(self, door: str, title: str) -> Address:
+        from manyhands.hosts.door import DoorAddress
+
+        return DoorAddress(door, title)
 
     def wait(self, futures: list[Any], timeout_s: float) -> None:
         """Until one of the calls is done, or the time is over."""
@@ -274,6 +307,9 @@ class ProcessHost:
         for handle in handles:
             if handle.ready():
                 handle.receive()
+
+    def close(self) -> None:
+        """Components are closed one by one."""
 
 
 class SharedBlock:

@@ -92,6 +92,23 @@ class RMSProp(Rule):
         return state if self.epsilon_inside else {"step": torch.zeros(()), **state}
 
 
+@dataclass(frozen=True)
+class AdaGrad(Rule):
+    """Gorila's: θ ← θ - lr·g/(√(Σ g²) + ε)"""
+
+    epsilon: float = 1e-10
+    initial_square: float = 0.0
+    """Where the sum of squares starts."""
+
+    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(
+            [parameters], eps=self.epsilon, initial_accumulator_value=self.initial_square, foreach=False, fused=False
+        )
+
+    def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
+        return {"step": torch.zeros(()), "sum": torch.full_like(parameters, self.initial_square)}
+
+
 class RootRMSProp(torch.optim.Optimizer):
     """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
 

@@ -1,0 +1,236 @@
+"""The keeper of the parameter servers, in the run's own process: starts them, keeps their snapshots, replaces the lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.config import Recipe
+from manyhands.hosts.door import new_name
+from manyhands.hosts.process import ChildError, ChildLost
+from manyhands.nets.flat import Model
+from manyhands.stores.chief import Chief
+from manyhands.stores.server import Server
+from manyhands.stores.servers import ServersAt, ServersConfig
+from manyhands.types import Clock, Future, Handle, Host, RunError
+
+REPORT_S = 0.5  # how often a server says that it is alive
+SILENT_S = 20.0  # after which it is taken for lost
+
+
+class Watched:
+    """A server or the chief: its handle, and what it was asked last."""
+
+    def __init__(self, start: Callable[[], Handle], name: str) -> None:
+        self.start, self.name = start, name
+        self.handle = start()
+        self.asked: dict[str, Future] = {}
+        self.asked_at: dict[str, float] = {}
+        self.report: dict[str, Any] = {}
+        self.snapshot: dict[str, Any] | None = None
+
+    def ask(self, method: str, every_s: float) -> None:
+        if method not in self.asked and time.monotonic() - self.asked_at.get(method, 0.0) >= every_s:
+            self.asked[method] = self.handle.call(method, timeout_s=SILENT_S)
+            self.asked_at[method] = time.monotonic()
+
+    def take(self) -> Counter[int]:
+        """What has been answered; raises when it is lost."""
+        stale = Counter[int]()
+        for method, call in list(self.asked.items()):
+            if call.done():
+                del self.asked[method]
+                if method == "report":
+                    self.report = call.result()
+                    stale.update(self.report.pop("staleness", {}))
+                else:
+                    self.snapshot = call.result()
+        return stale
+
+
+class Keeper:
+    def __init__(self, host: Host, recipe: Recipe, model: Model, warn: Callable[[str], None], state: dict | None) -> None:
+        assert isinstance(recipe.store, ServersConfig)
+        self._host, self._recipe, self._config, self._warn = host, recipe, recipe.store, warn
+        self._pieces = self._config.pieces(model.parameters.numel())
+        self._vectors, self._scalars = _names(recipe.rule.initial_state(torch.zeros(2)))
+        self._restarts_left = self._config.restarts
+        self.replaced = 0
+        self._lives = [0] * len(self._pieces) if state is None else _lives(state, len(self._pieces))
+        snapshots = self._split(initial_state(recipe, model) if state is None else state)
+        run = new_name()
+        self._doors = [f"{run}-server-{number}" for number in range(len(self._pieces))]
+        self._titles = [f"parameter server {number} of {len(self._pieces)}" for number in range(len(self._pieces))]
+        addresses = tuple(host.address(door, title) for door, title in zip(self._doors, self._titles, strict=True))
+        chief = host.address(f"{run}-chief", "the chief") if self._config.gather else None
+        self.at = ServersAt(addresses, chief)
+        self._here = list(range(recipe.topology.learners))
+        self._servers: list[Watched] = []
+        self._chief: Watched | None = None
+        try:
+            for number, snapshot in enumerate(snapshots):
+                self._servers.append(self._watch_server(number, snapshot))
+            if chief is not None:
+                self._chief = Watched(lambda: self._start_chief(f"{run}-chief"), "the chief")
+        except BaseException:
+            self.close()
+            raise
+
+    def _watch_server(self, number: int, snapshot: dict[str, Any]) -> Watched:
+        server = Watched(lambda: self._start_server(number, snapshot), self._titles[number])
+        server.snapshot = snapshot
+        return server
+
+    def _start_server(self, number: int, snapshot: dict[str, Any]) -> Handle:
+        size = self._pieces[number].stop - self._pieces[number].start
+        arguments = (self._recipe.rule, size, self._config.limits, self._lives[number], snapshot)
+        return self._host.start(Server, *arguments, name=self._titles[number], door=self._doors[number], spread=True)
+
+    def _start_chief(self, door: str) -> Handle:
+        recipe = self._recipe
+        arguments = (self.at.servers, recipe.rule, recipe.total_steps, self._config.gather, self._here)
+        return self._host.start(Chief, *arguments, name="the chief", door=door)
+
+    # -- watching -------------------------------------------------------------------------------------------------------
+
+    def watch(self) -> Counter[int]:
+        """Called often; does not wait. Returns how stale the gradients were that were applied since."""
+        stale = Counter[int]()
+        for number, server in enumerate(self._servers):
+            server.ask("report", REPORT_S)
+            server.ask("state", self._config.snapshot_s)
+            try:
+                self._host.wait(list(server.asked.values()), 0.0)
+                taken = server.take()
+                stale.update(taken if number == 0 else {})
+            except ChildLost as lost:
+                self._lives[number] += 1
+                assert server.snapshot is not None
+                version = server.snapshot["version"]
+                self._replace(server, lost, f"replaced from its snapshot at update {version:,}")
+                self._servers[number] = self._watch_server(number, server.snapshot)
+            except ChildError as failure:
+                raise RunError(f"{server.name} failed; its own traceback:\n{failure}") from None
+        if self._chief is not None:
+            self._watch_chief(self._chief)
+        return stale
+
+    def _watch_chief(self, chief: Watched) -> None:
+        chief.ask("report", REPORT_S)
+        try:
+            self._host.wait(list(chief.asked.values()), 0.0)
+            chief.take()
+        except ChildLost as lost:
+            self._replace(chief, lost, "replaced")
+            self._chief = Watched(chief.start, chief.name)
+        except ChildError as failure:
+            raise RunError(f"the chief failed; its own traceback:\n{failure}") from None
+
+    def _replace(self, lost: Watched, reason: ChildLost, how: str) -> None:
+        lost.handle.close(time.monotonic())
+        if self._restarts_left == 0:
+            raise RunError(f"{reason}, and none is to be replaced any more; the last checkpoint is good")
+        self._restarts_left -= 1
+        self.replaced += 1
+        self._warn(f"{reason}; {how}")
+
+    def here(self, learners: list[int]) -> None:
+        """Synchronous: a version does not wait for learners that will not come back."""
+        self._here = learners
+        if self._chief is not None:
+            self._chief.handle.call("here", learners, timeout_s=SILENT_S)
+
+    @property
+    def clock(self) -> Clock:
+        told = self._servers[0].report
+        return Clock(told.get("version", 0), told.get("steps", 0))
+
+    def metrics(self) -> dict[str, Any]:
+        """Totals of the run, by the servers' own tables."""
+        told = self._servers[0].report
+        outcomes = told.get("outcomes", {})
+        found: dict[str, Any] = {f"gradients_{name.replace(' ', '_')}": count for name, count in sorted(outcomes.items())}
+        found["lost_updates"] = max((server.report.get("lost", 0) for server in self._servers), default=0)
+        found["replaced_servers"] = self.replaced
+        if self._chief is not None and (waits := self._chief.report.get("waits")):
+            found["slowest_learner"] = max(waits, key=lambda learner: waits[learner])
+            found["waits_s"] = {str(learner): round(wait, 3) for learner, wait in sorted(waits.items())}
+            found["waiting_for"] = self._chief.report["waiting_for"]
+        return found
+
+    # -- saving ---------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict:
+        """Of all servers, as they are now; a lost one counts with its snapshot."""
+        told = []
+        for server in self._servers:
+            with contextlib.suppress(ChildLost):  # watch() replaces it
+                server.snapshot = server.handle.call("state", timeout_s=SILENT_S).result()
+            assert server.snapshot is not None
+            told.append(server.snapshot)
+        vectors = {name: _joined([server["optimiser"][name] for server in told]) for name in self._vectors}
+        scalars = {name: torch.stack([torch.as_tensor(server["optimiser"][name]) for server in told]) for name in self._scalars}
+        tables = [{"version": s["version"], "lost": s["lost"], "table": s["table"], "life": life}
+                  for s, life in zip(told, self._lives, strict=True)]  # fmt: skip
+        return {
+            "parameters": _joined([server["parameters"] for server in told]),
+            "optimiser": {**vectors, **scalars},
+            "updates": told[0]["version"],
+            "steps": _steps(told[0]["table"]),
+            "servers": tables,
+        }
+
+    def _split(self, state: dict) -> list[dict[str, Any]]:
+        """What each server begins with. Their number may have changed since the state was saved."""
+        snapshots = []
+        for number, piece in enumerate(self._pieces):
+            known = state["servers"][min(number, len(state["servers"]) - 1)]
+            old = min(number, len(state["servers"]) - 1)
+            optimiser = {name: state["optimiser"][name][piece].numpy() for name in self._vectors}
+            optimiser |= {name: state["optimiser"][name][old].numpy() for name in self._scalars}
+            parameters = state["parameters"][piece].numpy()
+            about = {name: known[name] for name in ("version", "lost", "table")}
+            snapshots.append({"parameters": parameters, "optimiser": optimiser, **about})
+        return snapshots
+
+    def close(self) -> None:
+        deadline = time.monotonic() + 1.0
+        watched = [*self._servers, *([self._chief] if self._chief is not None else [])]
+        for component in watched:
+            component.handle.hurry()
+            component.handle.hang_up()
+        for component in watched:
+            component.handle.close(deadline)
+
+
+def initial_state(recipe: Recipe, model: Model) -> dict:
+    """As state() would tell it, before any update."""
+    memory = recipe.rule.initial_state(model.parameters)
+    _, scalars = _names(memory)
+    optimiser = {name: x.reshape(1) if name in scalars else x for name, x in memory.items()}
+    empty = {"version": 0, "lost": 0, "table": {}, "life": -1}
+    return {"parameters": model.parameters, "optimiser": optimiser, "updates": 0, "steps": 0, "servers": [empty]}
+
+
+def _names(memory: dict[str, Tensor]) -> tuple[list[str], list[str]]:
+    return [name for name, x in memory.items() if x.dim()], [name for name, x in memory.items() if not x.dim()]
+
+
+def _joined(parts: list[Any]) -> Tensor:
+    return torch.from_numpy(np.concatenate([np.asarray(part) for part in parts]))
+
+
+def _steps(table: dict[str, Any]) -> int:
+    return sum(sum(entry["steps"].values()) for entry in table.values())
+
+
+def _lives(state: dict, servers: int) -> list[int]:
+    """A resumed server has a life of its own: what was meant for the old one is refused."""
+    return [1 + max(server["life"] for server in state["servers"])] * servers

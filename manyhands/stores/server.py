@@ -1,0 +1,220 @@
+"""A parameter server: one shard of the flat vector, and the table that tells whose gradients are in it.
+
+Asynchronous (Downpour, Gorila): a gradient is applied when it arrives. Synchronous (distributed BA3C): gradients are held
+until the chief says which of them make the next version. A server is asked by many, one at a time, and so needs no locks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from manyhands.stores.rules import Rule
+from manyhands.stores.shard import Shard
+
+APPLIED, REPEATED, STALE, LATE, NOT_FINITE, OLD_LIFE, HELD = (
+    "applied", "repeated", "stale", "late", "not finite", "old life", "held",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who pushes: the same sequence number again is the same gradient again. A learner that was replaced has an older life."""
+
+    learner: int
+    life: int
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a gradient was computed from, as the server itself said."""
+
+    life: int = -1  # of the server
+    version: int = 0
+    served_at: float = 0.0  # on the server's own clock
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server refuses; 0: nothing."""
+
+    staleness: int = 0  # updates since the parameters were read
+    age_s: float = 0.0
+
+
+@dataclass
+class Entry:
+    """One learner in the table of a server."""
+
+    life: int = 0
+    sequence: int = -1  # the last one that was decided about
+    outcome: str = ""
+    outcomes: dict[str, int] = field(default_factory=dict)  # of all its lives
+    steps: dict[int, int] = field(default_factory=dict)  # by life: what it told last is everything it did
+
+
+class Server:
+    def __init__(
+        self, rule: Rule, size: int, limits: Limits, life: int, snapshot: dict[str, Any], keep_log: bool = False
+    ) -> None:
+        torch.set_num_threads(1)  # learners need the other cores more
+        self._shard = Shard(torch.zeros(size), torch.zeros(size), rule)
+        self._limits, self._life = limits, life
+        self.version = 0
+        self._table: dict[int, Entry] = {}
+        self._held: dict[tuple[int, int], tuple[Origin, np.ndarray]] = {}  # by version and learner
+        self._lost = 0  # updates of the other shards that this one could not make
+        self._staleness: dict[int, int] = {}
+        self._log: list[tuple[int, int, int, int, str]] | None = [] if keep_log else None
+        self._load(snapshot)
+
+    # -- asked by learners and actors -----------------------------------------------------------------------------------
+
+    def pull(self, learner: int, life: int, steps: int) -> dict[str, Any]:
+        """The newest parameters. steps: all that this life of the learner has taken."""
+        self._count(learner, life, steps)
+        return self._answer("", parameters=True)
+
+    def push(self, origin: Origin, base: Base, gradient: np.ndarray, rate: float, steps: int) -> dict[str, Any]:
+        """Applies a gradient, or says why not; either way the newest parameters come back."""
+        begin = time.perf_counter()
+        entry = self._count(origin.learner, origin.life, steps)
+        staleness = self.version - base.version
+        outcome = self._judge(entry, origin, base, gradient)
+        if outcome == APPLIED:
+            self._apply(gradient, rate)
+            self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
+        if outcome != REPEATED:
+            self._decide(entry, origin, outcome)
+            if self._log is not None:
+                self._log.append((origin.learner, origin.life, origin.sequence, staleness, outcome))
+        elif entry.life == origin.life and entry.sequence == origin.sequence:
+            outcome = entry.outcome  # the answer was lost, not the gradient
+        took = time.perf_counter() - begin
+        return self._answer(outcome, parameters=True, staleness=staleness, latency_s=took)
+
+    def _judge(self, entry: Entry, origin: Origin, base: Base, gradient: np.ndarray) -> str:
+        if (origin.life, origin.sequence) <= (entry.life, entry.sequence):
+            return REPEATED
+        if base.life != self._life:
+            return OLD_LIFE
+        if self._limits.staleness and self.version - base.version > self._limits.staleness:
+            return STALE
+        if self._limits.age_s and time.monotonic() - base.served_at > self._limits.age_s:
+            return STALE
+        return APPLIED if np.isfinite(np.dot(gradient, gradient)) else NOT_FINITE
+
+    def _apply(self, gradient: np.ndarray, rate: float) -> None:
+        if gradient.flags.writeable:  # torch wants it so; it is only read
+            self._shard.parameters.grad = torch.from_numpy(gradient)
+        else:
+            self._shard.parameters.grad = torch.from_numpy(gradient.copy())
+        self._shard.apply(rate)
+        self._shard.parameters.grad = None
+        self.version += 1
+
+    def _count(self, learner: int, life: int, steps: int) -> Entry:
+        entry = self._table.setdefault(learner, Entry())
+        entry.steps[life] = max(entry.steps.get(life, 0), steps)
+        return entry
+
+    def _decide(self, entry: Entry, origin: Origin, outcome: str) -> None:
+        entry.life, entry.sequence, entry.outcome = origin.life, origin.sequence, outcome
+        entry.outcomes[outcome] = entry.outcomes.get(outcome, 0) + 1
+
+    def _answer(self, outcome: str, parameters: bool = False, **more: Any) -> dict[str, Any]:
+        return {
+            "outcome": outcome,
+            "base": Base(self._life, self.version, time.monotonic()),
+            "steps": sum(sum(entry.steps.values()) for entry in self._table.values()),
+            "parameters": self._shard.parameters.numpy() if parameters else None,
+            **more,
+        }
+
+    # -- synchronous: learners offer, the chief commits -----------------------------------------------------------------
+
+    def offer(self, origin: Origin, base: Base, gradient: np.ndarray, steps: int) -> dict[str, Any]:
+        """Holds a gradient for the version after the one it was computed from."""
+        entry = self._count(origin.learner, origin.life, steps)
+        if (origin.life, origin.sequence) <= (entry.life, entry.sequence):
+            return self._answer(entry.outcome if origin.sequence == entry.sequence else REPEATED)
+        if base.version < self.version:
+            self._decide(entry, origin, LATE)
+            return self._answer(LATE)
+        if not np.isfinite(np.dot(gradient, gradient)):
+            self._decide(entry, origin, NOT_FINITE)
+            return self._answer(NOT_FINITE)
+        self._held[base.version, origin.learner] = (origin, gradient.copy())
+        return self._answer(HELD)
+
+    def commit(self, version: int, learners: list[int], rate: float) -> dict[str, Any]:
+        """The version after this one is made of these learners' gradients. Asked twice, it happens once."""
+        begin = time.perf_counter()
+        if version >= self.version:
+            held = [self._held.get((version, learner)) for learner in learners]
+            if version == self.version and all(held):
+                mean = np.mean([gradient for _, gradient in held if gradient is not None], axis=0)  # type: ignore[misc]
+                self._apply(mean, rate)
+                for origin, _ in held:  # type: ignore[misc]
+                    self._decide(self._table[origin.learner], origin, APPLIED)
+            else:  # begun anew from a snapshot: the others go on, and so do we
+                self._lost += version + 1 - self.version
+            self.version = version + 1
+            for (of, learner), (origin, _) in list(self._held.items()):
+                if of <= version:
+                    del self._held[of, learner]
+                    if learner not in learners:
+                        self._decide(self._table[learner], origin, LATE)
+        return self._answer("", latency_s=time.perf_counter() - begin)
+
+    # -- asked by the parent --------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """Counters, often asked for; also the sign that this server is alive."""
+        outcomes: dict[str, int] = {}
+        for entry in self._table.values():
+            for outcome, count in entry.outcomes.items():
+                outcomes[outcome] = outcomes.get(outcome, 0) + count
+        staleness, self._staleness = self._staleness, {}
+        answer = self._answer("")
+        return {
+            "version": self.version,
+            "steps": answer["steps"],
+            "outcomes": outcomes,
+            "lost": self._lost,
+            "staleness": staleness,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The shard, and the table: a repeated push is recognised also after a restart from this."""
+        table = {
+            str(learner): {**vars(entry), "steps": {str(life): steps for life, steps in entry.steps.items()}}
+            for learner, entry in self._table.items()
+        }
+        return {
+            "parameters": self._shard.parameters.numpy(),
+            "optimiser": {name: tensor.numpy() for name, tensor in self._shard.memory.items()},
+            "version": self.version,
+            "lost": self._lost,
+            "table": table,
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        arrays = {name: torch.tensor(array) for name, array in state["optimiser"].items()}
+        self._shard.load({"parameters": torch.tensor(state["parameters"]), "optimiser": arrays})
+        self.version, self._lost = state["version"], state["lost"]
+        for learner, entry in state["table"].items():
+            steps = {int(life): steps for life, steps in entry["steps"].items()}
+            self._table[int(learner)] = Entry(**{**entry, "steps": steps})
+
+    def log(self) -> list[tuple[int, int, int, int, str]]:
+        """Every decision since this life began: learner, life, sequence, staleness, outcome."""
+        return self._log or []
+
+    def close(self) -> None:
+        pass
