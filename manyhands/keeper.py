@@ -91,7 +91,7 @@ class Keeper:
     def _start_server(self, number: int, snapshot: dict[str, Any]) -> Handle:
         size = self._pieces[number].stop - self._pieces[number].start
         arguments = (self._recipe.rule, size, self._config.limits, self._lives[number], snapshot)
-        return self._host.start(Server, *arguments, name=self._titles[number], door=self._doors[number], spread=True)
+        return self._host.start(Server, *arguments, name=self._titles[number], door=self._doors[number])
 
     def _start_chief(self, door: str) -> Handle:
         recipe = self._recipe
@@ -176,7 +176,7 @@ class Keeper:
             assert server.snapshot is not None
             told.append(server.snapshot)
         vectors = {name: _joined([server["optimiser"][name] for server in told]) for name in self._vectors}
-        scalars = {name: torch.stack([torch.as_tensor(server["optimiser"][name]) for server in told]) for name in self._scalars}
+        scalars = {name: torch.stack([torch.tensor(server["optimiser"][name]) for server in told]) for name in self._scalars}
         tables = [{"version": s["version"], "lost": s["lost"], "table": s["table"], "life": life}
                   for s, life in zip(told, self._lives, strict=True)]  # fmt: skip
         return {

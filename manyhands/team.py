@@ -17,6 +17,7 @@ import torch
 from manyhands.build import Custom, Meeting, make_model, make_store
 from manyhands.config import Recipe
 from manyhands.hand import Hand
+from manyhands.hosts.door import new_name
 from manyhands.hosts.inline import InlineHost
 from manyhands.hosts.process import ChildError, ChildLost, GaveUp, ProcessHost, SharedBlock, gave_up
 from manyhands.keeper import Keeper
@@ -285,6 +286,11 @@ class Team:
 
 
 def make_host(recipe: Recipe, files: tuple[int, ...]) -> Host:
+    topology = recipe.topology
+    if topology.host == "ray":
+        from manyhands.cluster.host import RayHost
+
+        return RayHost(topology.address, topology.learners, new_name())
     return ProcessHost(files) if recipe.in_processes else InlineHost()
 
 

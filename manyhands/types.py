@@ -369,9 +369,9 @@ class Host(Protocol):
         name: str,
         threads: int = 1,
         door: str | None = None,
-        spread: bool = False,
+        gpus: float = 0,
     ) -> Handle:
-        """door: other components may call it, see address(); spread: on a machine without another of its kind, if possible."""
+        """door: other components may call it, see address(); gpus: how many, or what part of one, it needs."""
         ...
 
     def address(self, door: str, title: str) -> Address:

@@ -76,7 +76,7 @@ class InlineHost:
         name: str,
         threads: int = 0,
         door: str | None = None,
-        spread: bool = False,
+        gpus: float = 0,
     ) -> Handle:
         handle = InlineHandle(make(*arguments), name)
         if door is not None:

@@ -286,9 +286,9 @@ class ProcessHost:
         name: str,
         threads: int = 1,
         door: str | None = None,
-        spread: bool = False,
+        gpus: float = 0,
     ) -> ProcessHandle:
-        """door: the name under which other components find this one, see address(). There is one machine: nothing spreads."""
+        """door: the name under which other components find this one, see address(). gpus: all are there anyway."""
         entrance = None if door is None else (door, name)
         return ProcessHandle(Child(_serve, make, arguments, entrance, name=name, files=self._files, threads=threads))
 

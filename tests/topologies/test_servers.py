@@ -16,7 +16,7 @@ from manyhands.hosts.inline import InlineHost
 from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
 from manyhands.stores.rules import AdaGrad, Adam, Rule
-from manyhands.stores.server import APPLIED, LATE, NOT_FINITE, OLD_LIFE, STALE, Base, Limits, Origin, Server
+from manyhands.stores.server import APPLIED, LATE, NOT_FINITE, OLD_LIFE, STALE, Limits, Origin, Server
 from manyhands.stores.servers import OutlierFilter, ServersAt, ServersConfig, ServersStore
 from manyhands.types import GradientInfo, Seat
 

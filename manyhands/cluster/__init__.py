@@ -1,0 +1,1 @@
+"""Everything that knows Ray. Imported only when a recipe asks for it."""

@@ -1,0 +1,301 @@
+"""Components on the machines of a Ray cluster, behind the same words as processes of this one.
+
+A component is a Ray actor with a queue for calls and a second one for signals. It is found by its name, also after it was
+replaced. Ray restarts nothing by itself: whoever started a component knows what its successor needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+try:
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError:
+    from manyhands.types import UsageError
+
+    raise UsageError("topology.host = 'ray' needs Ray: pip install 'manyhands[cluster]'") from None
+
+from manyhands.hosts.later import Later
+from manyhands.hosts.process import ChildError, ChildLost, GaveUp, gave_up, give_up_at
+from manyhands.types import RunError, UsageError
+
+OBJECT_STORE_BYTES = 512 * 2**20  # of a private cluster: parameters and batches in flight
+ASKED_AT_ONCE = 64  # callers of one component that may wait for their answers
+NAME_TAKEN_S = 60.0  # how long a lost machine may take to be noticed
+
+
+class Component:
+    """In the actor. Calls are done one at a time, whoever asks; one whose answer comes later lets the next one in."""
+
+    def __init__(self) -> None:
+        self._component: Any = None
+        self._failure: Exception | None = None
+        self._turn = threading.Lock()
+
+    def make(self, make: Callable[..., Any], *arguments: Any) -> None:
+        with self._turn:
+            try:
+                self._component = make(*arguments)
+            except Exception as error:
+                self._failure = _portable(error)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                result = getattr(self._component, method)(*arguments)
+            except Exception as error:
+                raise _portable(error) from None
+        if not isinstance(result, Later):
+            return result
+        answered = threading.Event()
+        result.then(lambda value: answered.set())
+        answered.wait()
+        return result.value()
+
+    @ray.method(concurrency_group="signals")
+    def hurry(self) -> None:
+        give_up_at(time.monotonic())
+
+    @ray.method(concurrency_group="signals")
+    def where(self) -> tuple[str, int]:
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    @ray.method(concurrency_group="signals")
+    def close(self) -> None:
+        if self._component is not None:
+            self._component.close()
+
+
+def _portable(error: Exception) -> Exception:
+    """What can be told to somebody who may not have the class."""
+    if isinstance(error, UsageError | RunError):
+        return type(error)(str(error))
+    return ChildError(traceback.format_exc())
+
+
+class RayFuture:
+    def __init__(self, reference: Any, name: str, timeout_s: float) -> None:
+        self.reference, self._name = reference, name
+        self.deadline = time.monotonic() + timeout_s
+
+    def done(self) -> bool:
+        return bool(ray.wait([self.reference], timeout=0)[0]) or time.monotonic() >= self.deadline
+
+    def result(self) -> Any:
+        while True:
+            try:
+                return ray.get(self.reference, timeout=min(max(self.deadline - time.monotonic(), 0.0), 0.5))
+            except GetTimeoutError:
+                if gave_up():
+                    raise GaveUp from None
+                if time.monotonic() >= self.deadline:
+                    raise ChildLost(f"{self._name} gave no answer in time") from None
+            except RayTaskError as error:
+                cause = error.cause
+                raise cause if isinstance(cause, ChildError | UsageError | RunError) else ChildError(str(error)) from None
+            except RayActorError as error:
+                raise ChildLost(f"{self._name} {_reason(error)}") from None
+            except RayError as error:
+                raise ChildLost(f"{self._name} {type(error).__name__}") from None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if "node" in text.lower() and "died" in text.lower():
+        return "was lost with its machine"
+    return "was ended" if "killed" in text.lower() or "SIGKILL" in text else "is not there any more"
+
+
+class RayHandle:
+    def __init__(self, actor: Any, name: str, forget: Callable[[], None]) -> None:
+        self.actor, self.name, self._forget = actor, name, forget
+        self._closed = False
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = math.inf) -> RayFuture:
+        return RayFuture(self.actor.call.remote(method, *arguments), self.name, timeout_s)
+
+    def where(self) -> tuple[str, int]:
+        """Node and process."""
+        return ray.get(self.actor.where.remote())
+
+    def hurry(self) -> None:
+        if not self._closed:
+            self.actor.hurry.remote()
+
+    def hang_up(self) -> None:
+        """The actor may still close its simulators before it is ended."""
+        if not self._closed:
+            self.actor.close.remote()
+
+    def close(self, deadline: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._forget()
+        with contextlib.suppress(Exception):
+            if (left := deadline - time.monotonic()) > 0:
+                ray.wait([self.actor.where.remote()], timeout=left)
+            ray.kill(self.actor, no_restart=True)
+
+
+class RayCaller:
+    def __init__(self, actor: Any, name: str) -> None:
+        self._actor, self.name = actor, name
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> RayFuture:
+        return RayFuture(self._actor.call.remote(method, *arguments), self.name, timeout_s)
+
+    def close(self) -> None:
+        """The component is not ours."""
+
+
+@dataclass(frozen=True)
+class RayAddress:
+    door: str
+    title: str
+
+    def connect(self, timeout_s: float) -> RayCaller:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return RayCaller(ray.get_actor(self.door), self.title)
+            except (ValueError, RayError):
+                if gave_up():
+                    raise GaveUp from None
+                if time.monotonic() >= deadline:
+                    raise ChildLost(f"{self.title} could not be reached for {timeout_s:g} s") from None
+            time.sleep(0.1)
+
+
+class RayHost:
+    ahead = 2
+
+    def __init__(self, address: str, components: int, namespace: str) -> None:
+        """components: how many of them compute, and want a core each."""
+        self._private = not address
+        _join(address, components, namespace)
+        self._placed: dict[int, tuple[str, str]] = {}  # node and kind of each component
+        self._number = 0
+        try:
+            self._check_size(components)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_size(self, components: int) -> None:
+        there = int(ray.cluster_resources().get("CPU", 0))
+        if there < components:
+            raise UsageError(
+                f"the cluster has {there} CPUs, but {components} learners and actors want one each: "
+                "add machines, or lower topology.learners or topology.actors"
+            )
+
+    def start(
+        self,
+        make: Callable[..., Any],
+        *arguments: Any,
+        name: str,
+        threads: int = 1,
+        door: str | None = None,
+        gpus: float = 0,
+    ) -> RayHandle:
+        kind = name.rstrip("0123456789 of")
+        node, self._number = self._choose_node(kind), self._number + 1
+        number = self._number
+        options: dict[str, Any] = {
+            "num_cpus": 0,  # the cores were counted at the start; what is counted twice could never be replaced
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_concurrency": ASKED_AT_ONCE if door else 1,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}},
+        }
+        if door is not None:
+            options["name"] = door
+        actor = _create(options)
+        actor.make.remote(make, *arguments)
+        self._placed[number] = (node, kind)
+        return RayHandle(actor, name, lambda: self._placed.pop(number, None))  # type: ignore[arg-type]
+
+    def _choose_node(self, kind: str) -> str:
+        """Where the fewest of its kind are, then where the fewest components are."""
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        same = Counter(node for node, other in self._placed.values() if other == kind)
+        all_of_them = Counter(node for node, _ in self._placed.values())
+        return min(nodes, key=lambda node: (same[node], all_of_them[node], node))
+
+    def address(self, door: str, title: str) -> RayAddress:
+        return RayAddress(door, title)
+
+    def wait(self, futures: list[Any], timeout_s: float) -> None:
+        if not futures:
+            return
+        until = min(future.deadline for future in futures) - time.monotonic()
+        references = list({future.reference: None for future in futures})
+        ray.wait(references, num_returns=1, timeout=max(min(timeout_s, until), 0.0))
+
+    def close(self) -> None:
+        ray.shutdown()
+
+
+def _create(options: dict[str, Any]) -> Any:
+    """The name of a lost component is free as soon as Ray has noticed the loss."""
+    deadline = time.monotonic() + NAME_TAKEN_S
+    while True:
+        try:
+            return _Actor.options(**options).remote()
+        except ValueError as error:
+            if "already taken" not in str(error) or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.2)
+
+
+_Actor: Any = ray.remote(concurrency_groups={"signals": 2})(Component)
+
+
+def _join(address: str, components: int, namespace: str) -> None:
+    common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+    if not address:
+        ray.init(
+            num_cpus=max(components, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",
+            **common,
+        )
+        return
+    if address != "auto":
+        _check_reachable(address)
+    try:
+        ray.init(address=address, **common)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"topology.address = {address!r}: no Ray cluster answers there ({reason})") from None
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"topology.address = {address!r}: give HOST:PORT of a cluster's head, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"topology.address = {address!r}: no Ray cluster answers there ({reason})") from None
