@@ -20,17 +20,19 @@ from manyhands.learner import Learner
 from manyhands.machine import cores, free_memory, keep_memory, take_share
 from manyhands.maths import random
 from manyhands.memory.fresh import FreshConfig, FreshMemory
+from manyhands.memory.remote import RemoteReplay
 from manyhands.memory.replay import Replay, ReplayConfig, choose_device, replay_bytes
 from manyhands.nets.flat import Model, flatten
 from manyhands.nets.heads import Network, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import ConvTorso, make_torso
+from manyhands.samplers.idle import IdleSampler
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
 from manyhands.stores.local import LocalStore
-from manyhands.stores.servers import ServersAt, ServersConfig, ServersStore
+from manyhands.stores.servers import ServersConfig, ServersStore
 from manyhands.stores.shared import SharedConfig, SharedStore
-from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Sampler, Seat, Store, UsageError
+from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Places, Sampler, Seat, Store, UsageError
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,13 @@ class Meeting:
     """Where learners in several processes meet: descriptors of unnamed files that all of them have inherited, or servers."""
 
     fds: tuple[int, ...] = ()
-    servers: ServersAt | None = None
+    places: Places | None = None
+    spec: EnvSpec | None = None  # of the simulators, for those who have none
 
     @property
     def apart(self) -> bool:
         """Learners are in processes of their own."""
-        return self.fds != () or self.servers is not None
+        return self.fds != () or self.places is not None
 
 
 def find_device(name: str) -> torch.device:
@@ -86,24 +89,41 @@ def place_threads(recipe: Recipe, device: torch.device) -> int:
     keep_memory()
     if recipe.threads < 0:
         raise UsageError(f"threads = {recipe.threads}: must not be negative")
-    threads = recipe.threads or (cores() if device.type == "cpu" else 1)
+    alone = device.type == "cpu" and recipe.topology.host == "process"  # others of a cluster may be on the same machine
+    threads = recipe.threads or (cores() if alone else 1)
     torch.set_num_threads(threads)
     return threads
 
 
 def placement(recipe: Recipe) -> str:
     """Who gets which cores, in words."""
-    device, learners, threads = find_device(recipe.device), recipe.topology.learners, torch.get_num_threads()
-    if learners == 1:
+    device, topology, threads = find_device(recipe.device), recipe.topology, torch.get_num_threads()
+    if not recipe.in_processes:
         return f"{recipe.sampler.num_envs} simulators, {device}, {threads} torch threads"
-    share = max(cores() // learners, 1)
-    own = recipe.threads or (share if device.type == "cpu" else 1)
-    pinned = "pinned" if recipe.topology.pin else "not pinned"
+    hands = topology.learners + topology.actors
+    share = max(cores() // hands, 1)
+    own = recipe.threads or (share if device.type == "cpu" and topology.host == "process" else 1)
     store = type(recipe.store).__name__.removesuffix("Config").lower()
+    if isinstance(recipe.store, ServersConfig):
+        store = f"{_counted(recipe.store.shards, 'parameter server')}"
+        if recipe.store.gather:
+            store += f", {recipe.store.gather} of {topology.learners} gradients a version"
+        if isinstance(recipe.memory, ReplayConfig) and recipe.memory.shards:
+            store += f", {_counted(recipe.memory.shards, 'replay server')}"
+    learners = f"{_counted(topology.learners, 'learner')} ({store})"
+    who = f"{learners} and {_counted(topology.actors, 'actor')}" if topology.actors else learners
+    if topology.host == "ray":
+        place = f"on the Ray cluster {topology.address}" if topology.address else "on a private Ray cluster of this machine"
+        return f"{who} with {recipe.sampler.num_envs} simulators each, {device}, {own} torch threads, {place}"
+    pinned = "pinned" if topology.pin else "not pinned"
     return (
-        f"{learners} learners ({store}) with {recipe.sampler.num_envs} simulators each, {device}; each counts on {share} of "
+        f"{who} with {recipe.sampler.num_envs} simulators each, {device}; each counts on {share} of "
         f"{cores()} cores ({pinned}) for its simulators and {own} torch threads"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
 
 
 def make_group(
@@ -204,24 +224,24 @@ def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> St
     if isinstance(config, SharedConfig):
         return SharedStore(*common, config, *meeting.fds)
     if isinstance(config, ServersConfig):
-        assert meeting.servers is not None
-        return ServersStore(*common, config, seat, meeting.servers)
+        assert meeting.places is not None
+        return ServersStore(*common, config, seat, meeting.places)
     return LocalStore(*common)
 
 
 def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: Meeting = Meeting()) -> Learner:  # noqa: B008
     """One learner with everything it needs, at its seat among several."""
-    if seat.learners > 1:
+    if seat.learners > 1 and recipe.topology.host == "process":
         take_share(seat.rank, seat.learners, recipe.topology.pin)
     device = device_of(recipe, seat)
     if device.index is not None:  # a GPU of its own
         torch.cuda.set_device(device)
     place_threads(recipe, device)
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
-    sampler = make_sampler(recipe, algorithm, device, custom.env, seat)
+    sampler = make_sampler(recipe, algorithm, device, custom.env, seat) if seat.acts else IdleSampler(meeting.spec)
     try:
         model = make_model(recipe, algorithm, sampler.spec, device, custom)
-        memory = make_memory(recipe, algorithm, model, sampler, seat)
+        memory = make_memory(recipe, algorithm, model, sampler, seat, meeting.places)
         store = make_store(recipe, model, seat, meeting)
     except BaseException:
         sampler.close()
@@ -247,11 +267,15 @@ def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
     return explore
 
 
-def make_memory(recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat) -> Memory:
+def make_memory(
+    recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat, places: Places | None
+) -> Memory:
     config, device = recipe.memory, model.parameters.device
     seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
     if isinstance(config, FreshConfig):
         return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, seed)
+    if places is not None and places.replays:
+        return RemoteReplay(config, places.replays, seat, device, seed, recipe.total_steps)
     config = config.share(seat.learners)
     device_of_frames = place_replay(config, sampler.spec, recipe.sampler.num_envs, device)
     # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.

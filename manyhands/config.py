@@ -104,6 +104,9 @@ class SamplerConfig:
 class TopologyConfig:
     learners: int = 1
     """Processes that sample and learn, each with sampler.num_envs simulators. More than one with a local store: all-reduce."""
+    actors: int = 0
+    """Processes that only act, each with sampler.num_envs simulators, and fill the global replay that learners draw from; the
+    learners have no simulators then. 0: every learner acts for itself."""
     host: Literal["process", "ray"] = "process"
     """Where components run: processes of this machine, or the machines of a Ray cluster (only with store.name = 'servers')."""
     address: str = ""
@@ -112,8 +115,8 @@ class TopologyConfig:
     """Each learner keeps to its own share of the cores, instead of only counting on as many."""
 
     def __post_init__(self) -> None:
-        if self.learners < 1:
-            raise UsageError(f"topology.learners = {self.learners}: must be at least 1")
+        if self.learners < 1 or self.actors < 0:
+            raise UsageError("topology.learners must be at least 1, topology.actors not negative")
         if self.address and self.host != "ray":
             raise UsageError(f"topology.address = {self.address!r} is for topology.host = 'ray'")
         if self.pin and self.host == "ray":
@@ -192,6 +195,11 @@ class Recipe:
             self._check_fresh(self.memory)
 
     @property
+    def actors(self) -> int:
+        """Who acts: those who do nothing else, or the learners."""
+        return self.topology.actors or self.topology.learners
+
+    @property
     def in_processes(self) -> bool:
         """Learners run in processes of their own."""
         return not isinstance(self.store, LocalConfig)
@@ -204,8 +212,9 @@ class Recipe:
             self.store.check(self.rule)
         if isinstance(self.store, ServersConfig):
             self.store.check(learners)
-        elif self.topology.host == "ray":
-            raise UsageError("topology.host = 'ray' needs parameter servers: set store.name = 'servers'")
+        elif self.topology.host == "ray" or self.topology.actors:
+            what = "host = 'ray'" if self.topology.host == "ray" else f"actors = {self.topology.actors}"
+            raise UsageError(f"topology.{what} needs parameter servers: set store.name = 'servers'")
         if self.in_processes and self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true needs a single learner with store.name = 'local'")
 
@@ -217,7 +226,9 @@ class Recipe:
             )
         if self.sampler.kind == "pipelined":
             raise UsageError("sampler.kind = 'pipelined' feeds a training queue: value learning has a replay, use 'alternating'")
-        memory.share(self.topology.learners).check(self.sampler.num_envs, self.sampler.horizon)
+        if (self.topology.actors > 0) != (memory.shards > 0):
+            raise UsageError("topology.actors fill a global replay, and only they do: set memory.shards with it, or neither")
+        memory.share(self.actors).check(self.sampler.num_envs, self.sampler.horizon)
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(
                 f"memory.warmup_steps = {memory.warmup_steps} of total_steps = {self.total_steps}: it would never learn; "
@@ -225,6 +236,8 @@ class Recipe:
             )
 
     def _check_fresh(self, memory: FreshConfig) -> None:
+        if self.topology.actors:
+            raise UsageError("topology.actors fill a replay: an on-policy algorithm's learners act for themselves, set it to 0")
         if isinstance(self.algorithm, DQN):
             raise UsageError("algorithm.name = 'dqn' or 'categorical-dqn' learns from a replay: set memory.name = 'replay'")
         if self.exploration != Exploration():

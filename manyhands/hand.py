@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from manyhands.hosts.process import GaveUp, gave_up
 from manyhands.memory.replay import ReplayConfig
 from manyhands.types import Progress, Rollout, RunError, Seat
 
+A_WHILE_S = 0.5  # how long a learner without simulators works before it says how far it is
+
 
 class Hand:
     def __init__(self, recipe: Recipe, custom: Custom, seat: Seat, meeting: Meeting) -> None:
@@ -20,6 +23,7 @@ class Hand:
         self.learner = make_learner(recipe, custom, seat, meeting)
         self._stream = self.learner.run()
         self._gave_up = False
+        self._acts = seat.acts
 
     def load(self, state: dict | None, store: dict | None) -> None:
         """What this hand had, if anything, and the parameters, if they are its own."""
@@ -33,7 +37,9 @@ class Hand:
         """Samples and learns from so many rollouts. None: stopped in the middle, in a hurry; only saving makes sense then."""
         learner, episodes = self.learner, []
         try:
-            for _ in range(rollouts):
+            if not self._acts:
+                self._learn_for_a_while()
+            for _ in range(rollouts if self._acts else 0):
                 if learner.clock.steps >= self._total_steps:
                     break
                 episodes += self._next_rollout().episodes
@@ -55,6 +61,18 @@ class Hand:
             if gave_up():
                 raise GaveUp
         raise AssertionError("a learner's stream has no end")
+
+    def _learn_for_a_while(self) -> None:
+        """From what others did. The clock is looked at in between: they may be done while we wait for them."""
+        if self._gave_up:
+            raise GaveUp
+        until = time.monotonic() + A_WHILE_S
+        for _ in self._stream:
+            if gave_up():
+                raise GaveUp
+            if time.monotonic() >= until:
+                break
+        self.learner.clock = self.learner.store.refresh()
 
     def take_sums(self) -> dict[str, Any]:
         """Sums of metrics since the last call, to be averaged over all hands."""

@@ -15,11 +15,14 @@ from torch import Tensor
 from manyhands.config import Recipe
 from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ChildError, ChildLost
+from manyhands.maths import random
+from manyhands.memory.replay import ReplayConfig
+from manyhands.memory.server import ReplayServer
 from manyhands.nets.flat import Model
 from manyhands.stores.chief import Chief
 from manyhands.stores.server import Server
-from manyhands.stores.servers import ServersAt, ServersConfig
-from manyhands.types import Clock, Future, Handle, Host, RunError
+from manyhands.stores.servers import ServersConfig
+from manyhands.types import Clock, EnvSpec, Future, Handle, Host, Places, RunError
 
 REPORT_S = 0.5  # how often a server says that it is alive
 SILENT_S = 20.0  # after which it is taken for lost
@@ -56,7 +59,9 @@ class Watched:
 
 
 class Keeper:
-    def __init__(self, host: Host, recipe: Recipe, model: Model, warn: Callable[[str], None], state: dict | None) -> None:
+    def __init__(
+        self, host: Host, recipe: Recipe, model: Model, spec: EnvSpec, warn: Callable[[str], None], state: dict | None
+    ) -> None:
         assert isinstance(recipe.store, ServersConfig)
         self._host, self._recipe, self._config, self._warn = host, recipe, recipe.store, warn
         self._pieces = self._config.pieces(model.parameters.numel())
@@ -70,15 +75,23 @@ class Keeper:
         self._titles = [f"parameter server {number} of {len(self._pieces)}" for number in range(len(self._pieces))]
         addresses = tuple(host.address(door, title) for door, title in zip(self._doors, self._titles, strict=True))
         chief = host.address(f"{run}-chief", "the chief") if self._config.gather else None
-        self.at = ServersAt(addresses, chief)
+        memory = recipe.memory
+        shards = memory.shards if isinstance(memory, ReplayConfig) else 0
+        replays = tuple(host.address(f"{run}-replay-{i}", f"replay {i} of {shards}") for i in range(shards))
+        self.at = Places(addresses, chief, replays)
+        self._spec, self._run = spec, run
         self._here = list(range(recipe.topology.learners))
         self._servers: list[Watched] = []
         self._chief: Watched | None = None
+        self._replays: list[Watched] = []
+        self._replay_lives = [0] * shards
         try:
             for number, snapshot in enumerate(snapshots):
                 self._servers.append(self._watch_server(number, snapshot))
             if chief is not None:
                 self._chief = Watched(lambda: self._start_chief(f"{run}-chief"), "the chief")
+            for number in range(shards):
+                self._replays.append(self._watch_replay(number))
         except BaseException:
             self.close()
             raise
@@ -97,6 +110,13 @@ class Keeper:
         recipe = self._recipe
         arguments = (self.at.servers, recipe.rule, recipe.total_steps, self._config.gather, self._here)
         return self._host.start(Chief, *arguments, name="the chief", door=door)
+
+    def _watch_replay(self, number: int) -> Watched:
+        recipe, memory, name = self._recipe, self._recipe.memory, f"replay {number} of {len(self._replay_lives)}"
+        assert isinstance(memory, ReplayConfig)
+        seed, life = random.key(recipe.seed, random.REPLAY, number), self._replay_lives[number]
+        own = (memory.share(recipe.actors), self._spec, recipe.sampler.num_envs, recipe.total_steps, seed, life)
+        return Watched(lambda: self._host.start(ReplayServer, *own, name=name, door=f"{self._run}-replay-{number}"), name)
 
     # -- watching -------------------------------------------------------------------------------------------------------
 
@@ -118,20 +138,26 @@ class Keeper:
                 self._servers[number] = self._watch_server(number, server.snapshot)
             except ChildError as failure:
                 raise RunError(f"{server.name} failed; its own traceback:\n{failure}") from None
-        if self._chief is not None:
-            self._watch_chief(self._chief)
+        if self._chief is not None and (gone := self._look_at(self._chief)):
+            self._replace(self._chief, gone, "replaced")
+            self._chief = Watched(self._chief.start, self._chief.name)
+        for number, replay in enumerate(self._replays):
+            if gone := self._look_at(replay):
+                self._replay_lives[number] += 1
+                self._replace(replay, gone, "replaced by an empty one")
+                self._replays[number] = self._watch_replay(number)
         return stale
 
-    def _watch_chief(self, chief: Watched) -> None:
-        chief.ask("report", REPORT_S)
+    def _look_at(self, component: Watched) -> ChildLost | None:
+        component.ask("report", REPORT_S)
         try:
-            self._host.wait(list(chief.asked.values()), 0.0)
-            chief.take()
+            self._host.wait(list(component.asked.values()), 0.0)
+            component.take()
         except ChildLost as lost:
-            self._replace(chief, lost, "replaced")
-            self._chief = Watched(chief.start, chief.name)
+            return lost
         except ChildError as failure:
-            raise RunError(f"the chief failed; its own traceback:\n{failure}") from None
+            raise RunError(f"{component.name} failed; its own traceback:\n{failure}") from None
+        return None
 
     def _replace(self, lost: Watched, reason: ChildLost, how: str) -> None:
         lost.handle.close(time.monotonic())
@@ -154,11 +180,14 @@ class Keeper:
 
     def metrics(self) -> dict[str, Any]:
         """Totals of the run, by the servers' own tables."""
-        told = self._servers[0].report
-        outcomes = told.get("outcomes", {})
+        outcomes = self._servers[0].report.get("outcomes", {})
         found: dict[str, Any] = {f"gradients_{name.replace(' ', '_')}": count for name, count in sorted(outcomes.items())}
         found["lost_updates"] = max((server.report.get("lost", 0) for server in self._servers), default=0)
         found["replaced_servers"] = self.replaced
+        if self._replays:
+            told = [replay.report for replay in self._replays if replay.report]
+            found["replay_size"] = sum(report["size"] for report in told)
+            found["replay_ratio"] = sum(report["drawn"] for report in told) / max(sum(report["added"] for report in told), 1)
         if self._chief is not None and (waits := self._chief.report.get("waits")):
             found["slowest_learner"] = max(waits, key=lambda learner: waits[learner])
             found["waits_s"] = {str(learner): round(wait, 3) for learner, wait in sorted(waits.items())}
@@ -202,7 +231,7 @@ class Keeper:
 
     def close(self) -> None:
         deadline = time.monotonic() + 1.0
-        watched = [*self._servers, *([self._chief] if self._chief is not None else [])]
+        watched = [*self._servers, *self._replays, *([self._chief] if self._chief is not None else [])]
         for component in watched:
             component.handle.hurry()
             component.handle.hang_up()

@@ -37,7 +37,7 @@ class Learner:
         self._total_steps = total_steps
         self.actor = Actor(algorithm, model, keep_acting)
         self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
-        self._explore = explore
+        self._explore = explore if len(sampler.epsilon) else None  # who has no simulators explores nothing
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0

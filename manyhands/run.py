@@ -284,7 +284,7 @@ class _Session:
         best = mean is not None and (self._best is None or mean > self._best)
         team_state = self._team.state(hurried)
         hands = team_state["hands"].values()
-        continues = len(hands) == self._recipe.topology.learners and all(hand["sampler"]["continues"] for hand in hands)
+        continues = len(hands) == self._team.size and all(hand["sampler"]["continues"] for hand in hands)
         about = {
             "identity": self._identity,
             "return_mean": mean,

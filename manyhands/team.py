@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ class Team:
         self, recipe: Recipe, custom: Custom, spec: EnvSpec, warn: Callable[[str], None], state: dict | None = None
     ) -> None:
         self._recipe, self._custom, self._warn = recipe, custom, warn
-        self._learners = recipe.topology.learners
-        self._threads = max(cores() // self._learners, 1)
+        self._seats = seats(recipe, (state or {}).get("lives", {}))  # by number
+        self._threads = max(cores() // len(self._seats), 1)
         self._restarts_left = getattr(recipe.store, "restarts", 0)
         served = isinstance(recipe.store, ServersConfig)
         self._blocks = [SharedBlock() for _ in range(2)] if recipe.in_processes and not served else []
@@ -50,11 +51,9 @@ class Team:
         steps = recipe.sampler.columns * recipe.sampler.horizon
         self._rollouts = max(CALL_STEPS // steps, 1) if recipe.in_processes else 1
         self._hands: dict[int, Handle] = {}
-        lives = (state or {}).get("lives", {})
-        self._lives = {rank: lives.get(str(rank), 0) for rank in range(self._learners)}
         self._ready: set[int] = set()  # hands that have answered since they were started
         self._sums, self._stale = MetricSums(), Counter[int]()
-        self._open: dict[int, list[Future]] = {rank: [] for rank in range(self._learners)}
+        self._open: dict[int, list[Future]] = {rank: [] for rank in self._seats}
         self._latest: dict[int, Progress] = {}
         self._refused, self._replaced = (state or {}).get("refused", 0), 0  # by hands that are no more, or before a resume
         self.replaced_learners = 0
@@ -63,7 +62,7 @@ class Team:
         try:
             if isinstance(recipe.store, SharedConfig | ServersConfig):
                 self._central = self._make_central(spec, state)
-            for rank in range(self._learners):
+            for rank in self._seats:
                 self._hands[rank] = self._start(rank)
             self._load(state)
         except BaseException:
@@ -74,16 +73,16 @@ class Team:
         algorithm = self._custom.algorithm or self._recipe.algorithm
         model = make_model(self._recipe, algorithm, spec, torch.device("cpu"), self._custom)
         if isinstance(self._recipe.store, ServersConfig):
-            keeper = Keeper(self._host, self._recipe, model, self._warn, state and state["store"])
-            self._meeting = Meeting(servers=keeper.at)
+            keeper = Keeper(self._host, self._recipe, model, spec, self._warn, state and state["store"])
+            self._meeting = Meeting(places=keeper.at, spec=spec)
             return keeper
         central = make_store(self._recipe, model, Seat(), self._meeting)
         central.load(central.initial_state() if state is None else state["store"])  # type: ignore[attr-defined]
         return central
 
     def _start(self, rank: int) -> Handle:
-        seat = Seat(rank, self._learners, self._lives[rank])
-        name = f"learner {rank} of {self._learners}"
+        seat = self._seats[rank]
+        name = f"{'learner' if seat.learns else 'actor'} {seat.rank} of {seat.learners}"
         return self._host.start(Hand, self._recipe, self._custom, seat, self._meeting, name=name, threads=self._threads)
 
     def _load(self, state: dict | None) -> None:
@@ -210,11 +209,11 @@ class Team:
         if self._restarts_left == 0:
             self._warn(f"{lost}; {len(self._hands)} go on without it")
             if isinstance(self._central, Keeper):
-                self._central.here(sorted(self._hands))
+                self._central.here(sorted(rank for rank in self._hands if self._seats[rank].learns))
             return
         self._restarts_left -= 1
         self.replaced_learners += 1
-        self._lives[rank] += 1
+        self._seats[rank] = replace(self._seats[rank], life=self._seats[rank].life + 1)
         self._warn(f"{lost}; replaced, {self._restarts_left} more times allowed")
         self._hands[rank] = self._start(rank)
 
@@ -231,6 +230,10 @@ class Team:
             raise _own_words(failure) from None
 
     # -- what is known of them ------------------------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        return len(self._seats)
 
     @property
     def refused(self) -> int:
@@ -268,7 +271,7 @@ class Team:
         return {
             "store": copies[0] if self._central is None else self._central.state(),
             "hands": told,
-            "lives": {str(rank): life for rank, life in self._lives.items()},
+            "lives": {str(rank): seat.life for rank, seat in self._seats.items()},
             "refused": self.refused,
             "sums": self._sums.state(),
         }
@@ -285,12 +288,22 @@ class Team:
         return None
 
 
+def seats(recipe: Recipe, lives: dict[str, int]) -> dict[int, Seat]:
+    """Learners, and actors where others act for them, by number."""
+    learners, actors = recipe.topology.learners, recipe.topology.actors
+    everybody = [Seat(rank, learners, acts=actors == 0) for rank in range(learners)]
+    everybody += [Seat(rank, actors, learns=False) for rank in range(actors)]
+    # Where servers count what each life of a learner did, a resumed one is another life.
+    again = 1 if isinstance(recipe.store, ServersConfig) and lives else 0
+    return {seat.number: replace(seat, life=lives.get(str(seat.number), 0) + again) for seat in everybody}
+
+
 def make_host(recipe: Recipe, files: tuple[int, ...]) -> Host:
     topology = recipe.topology
     if topology.host == "ray":
         from manyhands.cluster.host import RayHost
 
-        return RayHost(topology.address, topology.learners, new_name())
+        return RayHost(topology.address, topology.learners + topology.actors, new_name())
     return ProcessHost(files) if recipe.in_processes else InlineHost()
 
 

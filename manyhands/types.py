@@ -246,13 +246,23 @@ class Clock:
     steps: int = 0
 
 
+ACTORS_FROM = 1_000_000
+
+
 @dataclass(frozen=True)
 class Seat:
-    """Which of how many learners this is, and how often its place was taken before."""
+    """Which of how many learners (or actors) this is, and how often its place was taken before."""
 
     rank: int = 0
     learners: int = 1
     life: int = 0
+    acts: bool = True  # has simulators
+    learns: bool = True
+
+    @property
+    def number(self) -> int:
+        """One for everybody: actors, who only act, have a rank among themselves."""
+        return self.rank if self.learns else ACTORS_FROM + self.rank
 
 
 @dataclass(frozen=True)
@@ -355,6 +365,15 @@ class Address(Protocol):
     """Where a component is to be found, also after it was replaced. Can be sent to other components."""
 
     def connect(self, timeout_s: float) -> Caller: ...
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where learners and actors find what they share."""
+
+    servers: tuple[Address, ...]  # of parameters
+    chief: Address | None = None  # of synchronous learners
+    replays: tuple[Address, ...] = ()
 
 
 class Host(Protocol):

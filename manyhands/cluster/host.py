@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -267,7 +267,7 @@ def _create(options: dict[str, Any]) -> Any:
             time.sleep(0.2)
 
 
-_Actor: Any = ray.remote(concurrency_groups={"signals": 2})(Component)
+_Actor: Any = cast(Any, ray.remote)(concurrency_groups={"signals": 2})(Component)
 
 
 def _join(address: str, components: int, namespace: str) -> None:

@@ -44,11 +44,15 @@ class ReplayConfig:
     """Exponent of the importance weights at the start; it reaches 1 at total_steps."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where frames lie; auto: beside the learner where they fit, otherwise in main memory."""
+    shards: int = 0
+    """Global replay: so many servers, which all actors fill and all learners draw from (needs topology.actors). 0: local."""
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch", "warmup_steps", "n_step"):
             if getattr(self, name) < 1:
                 raise UsageError(f"memory.{name} = {getattr(self, name)}: must be at least 1")
+        if self.shards < 0:
+            raise UsageError(f"memory.shards = {self.shards}: must not be negative")
         if not (math.isfinite(self.intensity) and self.intensity > 0):
             raise UsageError(f"memory.intensity = {self.intensity}: must be a positive number")
         for name in ("alpha", "beta"):
@@ -149,7 +153,7 @@ class Replay:
         self._cursor = torch.zeros(3, dtype=torch.int64, device=device)  # number of the draw, first and last slot to draw from
         self._beta = torch.zeros((), dtype=torch.float64, device=device)
         self._fed = tuple(torch.zeros(config.batch, dtype=t, device=device) for t in (torch.int64, torch.float64))
-        self._gather = Captured(self._gather_batch, device)
+        self._gather = Captured(lambda: self._gather_batch(config.batch), device)
         self._raise_fed = Captured(lambda: self._raise(*self._fed), device)
         self._end = 0  # slots ever written
         self._steps = 0  # decisions of the run
@@ -250,33 +254,56 @@ class Replay:
         moved = {f.name: getattr(batch, f.name).to(self._learner_device) for f in fields(batch) if f.name != "keys"}
         return replace(batch, **moved)
 
-    def _gather_batch(self) -> TransitionBatch:
+    def draw_some(self, n: int) -> tuple[TransitionBatch, Tensor, Tensor]:
+        """For a replay that is one of several: n transitions, their priorities, and the slots they lie in, counted from the
+        start. Their weights are 0 or 1: importance is relative to all replays."""
+        begin, end = self._drawable()
+        self._cursor.copy_(torch.tensor([self._drawn, begin, end]))
+        self._drawn += 1
+        batch = self._gather_batch(n)
+        slots = begin + (batch.keys // self._num_envs - begin) % self._length
+        if self._tree is None:
+            return batch, batch.weight, slots
+        priority = self._tree.get(batch.keys)
+        return replace(batch, weight=(priority > 0).float()), priority, slots
+
+    @property
+    def mass(self) -> float:
+        """What draws are in proportion to."""
+        return float(len(self)) if self._tree is None else float(self._tree.total)
+
+    def feedback_at(self, keys: Tensor, slots: Tensor, priority: Tensor) -> None:
+        """As feedback(), for slots that may have been overwritten since: those are left alone."""
+        there = slots >= self._drawable()[0]
+        if self._tree is not None and there.any():
+            self._raise(keys[there], priority[there].to(torch.float64))
+
+    def _gather_batch(self, n: int) -> TransitionBatch:
         """Reads where to draw from _cursor and _beta only, so that it can be a CUDA graph."""
-        keys, weight = self._draw_prioritized() if self._tree is not None else self._draw_uniform()
+        keys, weight = self._draw_prioritized(n) if self._tree is not None else self._draw_uniform(n)
         slot, simulator = keys // self._num_envs, keys % self._num_envs
         reward, discount, steps = self._sum(slot, simulator)
         after = (slot + steps) % self._length * self._num_envs + simulator
         action = self._action.flatten()[keys]
         return TransitionBatch(self._see(keys), action, reward, discount, self._see(after), weight, keys)
 
-    def _noise(self, draws: int) -> Tensor:
-        rows = torch.arange(self._config.batch, device=self._device)
+    def _noise(self, n: int, draws: int) -> Tensor:
+        rows = torch.arange(n, device=self._device)
         return random.uniform(self._seed, random.REPLAY, rows, self._cursor[0], draws)
 
-    def _draw_uniform(self) -> tuple[Tensor, Tensor]:
+    def _draw_uniform(self, n: int) -> tuple[Tensor, Tensor]:
         begin, end = self._cursor[1], self._cursor[2]
-        u = self._noise(2 * TRIES)  # [N, 2 TRIES]
+        u = self._noise(n, 2 * TRIES)  # [N, 2 TRIES]
         slot = (begin + (u[:, :TRIES] * (end - begin)).long()) % self._length
         keys = slot * self._num_envs + (u[:, TRIES:] * self._num_envs).long()
         weight = self._weight.flatten()[keys]  # [N, TRIES]
         good = weight.argmax(1, keepdim=True)  # the first that is no reset
         return keys.gather(1, good).squeeze(1), weight.gather(1, good).squeeze(1)
 
-    def _draw_prioritized(self) -> tuple[Tensor, Tensor]:
+    def _draw_prioritized(self, n: int) -> tuple[Tensor, Tensor]:
         """Stratified: one draw from each of N equal parts of the total; importance weights relative to the batch's largest."""
         assert self._tree is not None
-        n = self._config.batch
-        u = (torch.arange(n, device=self._device) + self._noise(1).squeeze(1).to(torch.float64)) / n
+        u = (torch.arange(n, device=self._device) + self._noise(n, 1).squeeze(1).to(torch.float64)) / n
         keys = self._tree.draw(u)
         share = self._tree.get(keys) / self._tree.total
         kept = (self._cursor[2] - self._cursor[1]) * self._num_envs

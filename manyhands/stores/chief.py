@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyhands.hosts.later import Later
+from manyhands.hosts.lines import Lines
 from manyhands.stores.rules import Rule
 from manyhands.stores.server import APPLIED, LATE, Origin
-from manyhands.stores.servers import Lines
 from manyhands.types import Address
 
 

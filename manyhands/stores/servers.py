@@ -9,22 +9,19 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from manyhands.hosts.process import ChildLost
+from manyhands.hosts.lines import Lines
 from manyhands.nets.flat import Model
 from manyhands.stores.gate import Gate
 from manyhands.stores.rules import Rule
 from manyhands.stores.server import APPLIED, LATE, OLD_LIFE, Base, Limits, Origin
-from manyhands.types import Address, Caller, Clock, GradientInfo, Receipt, Seat, UsageError
+from manyhands.types import Clock, GradientInfo, Places, Receipt, Seat, UsageError
 
-CALL_S = 20.0  # a server that says nothing for so long is taken for lost
-REPLACED_S = 90.0  # how long a lost server may take to come back
 OUTLIER_MEMORY = 100  # losses that the filter remembers, and that it wants to see before it judges
 
 
@@ -75,69 +72,14 @@ class ServersConfig:
         return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
-@dataclass(frozen=True)
-class ServersAt:
-    """Where learners and actors find the servers, and the chief of synchronous ones."""
-
-    servers: tuple[Address, ...]
-    chief: Address | None = None
-
-
-class Lines:
-    """Connections to all servers, made anew when one was replaced."""
-
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self._addresses = addresses
-        self._callers: list[Caller | None] = [None] * len(addresses)
-
-    def ask_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
-        return self.ask(method, lambda number: arguments)
-
-    def ask(self, method: str, arguments: Callable[[int], tuple]) -> list[dict[str, Any]]:
-        """All servers at once. Each answer is there in the end, if need be from a server that took a lost one's place; the
-        servers recognise what they are asked twice."""
-        answers: dict[int, dict[str, Any]] = {}
-        until = time.monotonic() + REPLACED_S
-        while len(answers) < len(self._addresses):
-            calls = {}
-            for number in range(len(self._addresses)):
-                if number not in answers:
-                    calls[number] = self._caller(number, until).call(method, *arguments(number), timeout_s=CALL_S)
-            for number, call in calls.items():
-                try:
-                    answers[number] = call.result()
-                except ChildLost:
-                    self._drop(number)
-                    if time.monotonic() > until:
-                        raise
-        return [answers[number] for number in range(len(self._addresses))]
-
-    def _caller(self, number: int, until: float) -> Caller:
-        caller = self._callers[number]
-        if caller is None:
-            caller = self._callers[number] = self._addresses[number].connect(max(until - time.monotonic(), 0.0))
-        return caller
-
-    def _drop(self, number: int) -> None:
-        if (caller := self._callers[number]) is not None:
-            caller.close()
-        self._callers[number] = None
-
-    def close(self) -> None:
-        for number in range(len(self._callers)):
-            self._drop(number)
-
-
 class ServersStore:
     """A learner's end. Afterwards the flat vector is what the servers answered."""
 
-    def __init__(
-        self, model: Model, rule: Rule, total_steps: int, config: ServersConfig, seat: Seat, at: ServersAt, counts: bool = True
-    ) -> None:
+    def __init__(self, model: Model, rule: Rule, total_steps: int, config: ServersConfig, seat: Seat, places: Places) -> None:
         self.model, self.rule, self.total_steps, self._config, self._seat = model, rule, total_steps, config, seat
         self._pieces = config.pieces(model.parameters.numel())
-        self._lines = Lines(at.servers)
-        self._chief = Lines([at.chief]) if at.chief is not None else None
+        self._lines = Lines(places.servers)
+        self._chief = Lines([places.chief]) if places.chief is not None else None
         self._gate = Gate(model, rule)
         self._outliers = OutlierFilter(config.loss_deviations) if config.loss_deviations else None
         self._bases = [Base()] * len(self._pieces)
@@ -160,7 +102,7 @@ class ServersStore:
 
     def refresh(self) -> Clock:
         if not self._fresh:
-            self._take(self._lines.ask("pull", lambda number: (self._seat.rank, self._seat.life, self._steps)))
+            self._take(self._lines.ask("pull", lambda number: (self._seat.number, self._seat.life, self._steps)))
         self._fresh = False
         return self.clock
 
@@ -210,13 +152,13 @@ class ServersStore:
         if not outcomes & {LATE, OLD_LIFE}:
             (told,) = chief.ask_all("announce", origin, version, info.samples, self.clock.steps)
         waited = time.perf_counter() - begin
-        self._take(self._lines.ask("pull", lambda number: (self._seat.rank, self._seat.life, self._steps)))
+        self._take(self._lines.ask("pull", lambda number: (self._seat.number, self._seat.life, self._steps)))
         latency = 1e3 * told["latency_s"]
         late = float(told["outcome"] != APPLIED)
         return told["outcome"], {"latency_ms": latency, "waiting_ms": 1e3 * waited - latency, "late_gradients": late}
 
     def _origin(self) -> Origin:
-        return Origin(self._seat.rank, self._seat.life, self._sequence)
+        return Origin(self._seat.number, self._seat.life, self._sequence)
 
     def _arrays(self) -> list[np.ndarray]:
         return [self._gradient[piece].numpy() for piece in self._pieces]

@@ -17,11 +17,12 @@ from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
 from manyhands.stores.rules import AdaGrad, Adam, Rule
 from manyhands.stores.server import APPLIED, LATE, NOT_FINITE, OLD_LIFE, STALE, Limits, Origin, Server
-from manyhands.stores.servers import OutlierFilter, ServersAt, ServersConfig, ServersStore
-from manyhands.types import GradientInfo, Seat
+from manyhands.stores.servers import OutlierFilter, ServersConfig, ServersStore
+from manyhands.types import EnvSpec, GradientInfo, Places, Seat
 
 from .test_equivalence import BATCH, RULES, TOTAL, batches, learn, local, make_model
 
+SPEC = EnvSpec("none", (5,), "float32", 1, 2)
 HOSTS = {"inline": InlineHost, "process": ProcessHost}
 
 
@@ -31,7 +32,7 @@ def recipe_of(rule: Rule, learners: int = 1, **config) -> Recipe:
 
 @contextlib.contextmanager
 def kept(host, recipe: Recipe, warn=print):
-    keeper = Keeper(host, recipe, make_model(), warn, None)
+    keeper = Keeper(host, recipe, make_model(), SPEC, warn, None)
     try:
         yield keeper
     finally:
@@ -41,7 +42,7 @@ def kept(host, recipe: Recipe, warn=print):
 class Worker:
     """A learner in a process of its own, with its part of every batch."""
 
-    def __init__(self, recipe: Recipe, seat: Seat, at: ServersAt) -> None:
+    def __init__(self, recipe: Recipe, seat: Seat, at: Places) -> None:
         self.model, self.seat = make_model(), seat
         self.store = ServersStore(self.model, recipe.rule, TOTAL, recipe.store, seat, at)
 
@@ -97,7 +98,7 @@ def test_a_saved_state_goes_on_with_another_number_of_servers():
         learn(model, store, batches()[:10])
         state = keeper.state()
     recipe = recipe_of(rule, shards=5)
-    again = Keeper(host, recipe, make_model(), print, state)
+    again = Keeper(host, recipe, make_model(), SPEC, print, state)
     model = make_model()
     store = ServersStore(model, rule, TOTAL, recipe.store, Seat(life=1), again.at)
     assert torch.equal(learn(model, store, batches()[10:]), local(rule))
