@@ -15,6 +15,7 @@ from torch import Tensor
 from manyhands.config import Recipe
 from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ChildError, ChildLost
+from manyhands.machine import cores
 from manyhands.maths import random
 from manyhands.memory.replay import ReplayConfig
 from manyhands.memory.server import ReplayServer
@@ -25,6 +26,7 @@ from manyhands.stores.servers import ServersConfig
 from manyhands.types import Clock, EnvSpec, Future, Handle, Host, Places, RunError
 
 REPORT_S = 0.5  # how often a server says that it is alive
+MOST_THREADS = 4  # of a server
 SILENT_S = 20.0  # after which it is taken for lost
 
 
@@ -103,8 +105,10 @@ class Keeper:
 
     def _start_server(self, number: int, snapshot: dict[str, Any]) -> Handle:
         size = self._pieces[number].stop - self._pieces[number].start
-        arguments = (self._recipe.rule, size, self._config.limits, self._lives[number], snapshot)
-        return self._host.start(Server, *arguments, name=self._titles[number], door=self._doors[number])
+        # An update is short, and whoever waits for it leaves a core free meanwhile.
+        threads = min(max(cores() // len(self._pieces), 1), MOST_THREADS)
+        arguments = (self._recipe.rule, size, self._config.limits, self._lives[number], snapshot, threads)
+        return self._host.start(Server, *arguments, name=self._titles[number], threads=threads, door=self._doors[number])
 
     def _start_chief(self, door: str) -> Handle:
         recipe = self._recipe

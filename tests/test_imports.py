@@ -17,7 +17,7 @@ MAY = {
     "envs": {"types", "machine", "maths", "hosts", "envs"},
     "samplers": {"types", "maths", "envs", "samplers"},
     "memory": {"types", "graphs", "maths", "hosts", "memory"},
-    "stores": {"types", "maths", "nets", "hosts", "stores"},
+    "stores": {"types", "machine", "maths", "nets", "hosts", "stores"},
 }
 
 

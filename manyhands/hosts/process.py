@@ -58,13 +58,22 @@ def gave_up() -> bool:
 
 class Child:
     def __init__(
-        self, function: Callable[..., None], *arguments: Any, name: str, files: tuple[int, ...] = (), threads: int = 1
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        name: str,
+        files: tuple[int, ...] = (),
+        threads: int = 1,
+        waits: bool = False,
     ) -> None:
+        """waits: for its callers, most of the time; then its threads must not spin on the cores that those need."""
         self.name = name
         ours, theirs = socket.socketpair()
         path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         # One intra-op thread for a child that simulates: torch's or numpy's threads would fight the other simulators.
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
+        if waits:
+            environment["GOMP_SPINCOUNT"] = "5000"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "manyhands.hosts.child", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(), *files),
@@ -290,7 +299,8 @@ class ProcessHost:
     ) -> ProcessHandle:
         """door: the name under which other components find this one, see address(). gpus: all are there anyway."""
         entrance = None if door is None else (door, name)
-        return ProcessHandle(Child(_serve, make, arguments, entrance, name=name, files=self._files, threads=threads))
+        child = Child(_serve, make, arguments, entrance, name=name, files=self._files, threads=threads, waits=door is not None)
+        return ProcessHandle(child)
 
     def address(self, door: str, title: str) -> Address:
         from manyhands.hosts.door import DoorAddress

@@ -16,6 +16,8 @@ from torch import Tensor
 from manyhands.maths import schedules
 from manyhands.types import UsageError
 
+PIECE = 131_072  # numbers
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -101,9 +103,7 @@ class AdaGrad(Rule):
     """Where the sum of squares starts."""
 
     def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad(
-            [parameters], eps=self.epsilon, initial_accumulator_value=self.initial_square, foreach=False, fused=False
-        )
+        return torch.optim.Adagrad([parameters], eps=self.epsilon, initial_accumulator_value=self.initial_square, fused=True)
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
         return {"step": torch.zeros(()), "sum": torch.full_like(parameters, self.initial_square)}
@@ -124,5 +124,7 @@ class RootRMSProp(torch.optim.Optimizer):
                 if not state:
                     state["square_avg"] = torch.full_like(parameter, group["initial_square"])
                 square = state["square_avg"]
-                square.mul_(group["decay"]).addcmul_(parameter.grad, parameter.grad, value=1 - group["decay"])
-                parameter.addcdiv_(parameter.grad, (square + group["epsilon"]).sqrt_(), value=-group["lr"])
+                # Piece by piece: five passes over what the cache holds cost half of five passes over everything.
+                for piece, r, g in zip(*(x.split(PIECE) for x in (parameter, square, parameter.grad)), strict=True):
+                    r.mul_(group["decay"]).addcmul_(g, g, value=1 - group["decay"])
+                    piece.addcdiv_(g, (r + group["epsilon"]).sqrt_(), value=-group["lr"])

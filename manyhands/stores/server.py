@@ -7,12 +7,14 @@ until the chief says which of them make the next version. A server is asked by m
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from manyhands.machine import keep_memory
 from manyhands.stores.rules import Rule
 from manyhands.stores.shard import Shard
 
@@ -58,11 +60,24 @@ class Entry:
     steps: dict[int, int] = field(default_factory=dict)  # by life: what it told last is everything it did
 
 
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Without a copy, also of memory that we may only read: nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)
+
+
+def _finite(array: np.ndarray) -> bool:
+    tensor = as_tensor(array)
+    return bool(torch.isfinite(torch.dot(tensor, tensor)))
+
+
 class Server:
     def __init__(
-        self, rule: Rule, size: int, limits: Limits, life: int, snapshot: dict[str, Any], keep_log: bool = False
+        self, rule: Rule, size: int, limits: Limits, life: int, snapshot: dict[str, Any], threads: int = 1, keep_log: bool = False
     ) -> None:
-        torch.set_num_threads(1)  # learners need the other cores more
+        torch.set_num_threads(threads)
+        keep_memory()
         self._shard = Shard(torch.zeros(size), torch.zeros(size), rule)
         self._limits, self._life = limits, life
         self.version = 0
@@ -107,13 +122,10 @@ class Server:
             return STALE
         if self._limits.age_s and time.monotonic() - base.served_at > self._limits.age_s:
             return STALE
-        return APPLIED if np.isfinite(np.dot(gradient, gradient)) else NOT_FINITE
+        return APPLIED if _finite(gradient) else NOT_FINITE
 
     def _apply(self, gradient: np.ndarray, rate: float) -> None:
-        if gradient.flags.writeable:  # torch wants it so; it is only read
-            self._shard.parameters.grad = torch.from_numpy(gradient)
-        else:
-            self._shard.parameters.grad = torch.from_numpy(gradient.copy())
+        self._shard.parameters.grad = as_tensor(gradient)
         self._shard.apply(rate)
         self._shard.parameters.grad = None
         self.version += 1
@@ -146,7 +158,7 @@ class Server:
         if base.version < self.version:
             self._decide(entry, origin, LATE)
             return self._answer(LATE)
-        if not np.isfinite(np.dot(gradient, gradient)):
+        if not _finite(gradient):
             self._decide(entry, origin, NOT_FINITE)
             return self._answer(NOT_FINITE)
         self._held[base.version, origin.learner] = (origin, gradient.copy())

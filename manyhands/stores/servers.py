@@ -19,7 +19,7 @@ from manyhands.hosts.lines import Lines
 from manyhands.nets.flat import Model
 from manyhands.stores.gate import Gate
 from manyhands.stores.rules import Rule
-from manyhands.stores.server import APPLIED, LATE, OLD_LIFE, Base, Limits, Origin
+from manyhands.stores.server import APPLIED, LATE, OLD_LIFE, Base, Limits, Origin, as_tensor
 from manyhands.types import Clock, GradientInfo, Places, Receipt, Seat, UsageError
 
 OUTLIER_MEMORY = 100  # losses that the filter remembers, and that it wants to see before it judges
@@ -83,7 +83,8 @@ class ServersStore:
         self._gate = Gate(model, rule)
         self._outliers = OutlierFilter(config.loss_deviations) if config.loss_deviations else None
         self._bases = [Base()] * len(self._pieces)
-        self._gradient = torch.zeros(model.gradient.numel())  # where it can be read as an array
+        # Where it can be read as an array.
+        self._gradient = torch.zeros_like(model.gradient, device="cpu") if model.gradient.is_cuda else model.gradient
         self._steps = 0  # of this life of this learner
         self._sequence = 0
         self._fresh = False  # the last push brought the newest parameters
@@ -117,7 +118,8 @@ class ServersStore:
             metrics["outlier_gradients"] = float(not ordinary)
             if not ordinary:
                 return Receipt(self.clock, applied=False, metrics=metrics)
-        self._gradient.copy_(self.model.gradient)
+        if self._gradient is not self.model.gradient:
+            self._gradient.copy_(self.model.gradient)
         self._sequence += 1
         begin = time.perf_counter()
         outcome, told = self._push(rate) if self._chief is None else self._offer(self._chief, info)
@@ -165,7 +167,7 @@ class ServersStore:
 
     def _take(self, answers: list[dict[str, Any]]) -> None:
         for number, (answer, piece) in enumerate(zip(answers, self._pieces, strict=True)):
-            self.model.parameters[piece].copy_(_tensor(answer["parameters"]))
+            self.model.parameters[piece].copy_(as_tensor(answer["parameters"]))
             self._bases[number] = answer["base"]
         self.clock = Clock(self._bases[0].version, answers[0]["steps"])
 
@@ -186,10 +188,6 @@ class ServersStore:
         self._lines.close()
         if self._chief is not None:
             self._chief.close()
-
-
-def _tensor(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 class OutlierFilter:
