@@ -303,7 +303,9 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     group = make_group(recipe.env, 1, device, custom.env)
     group.close()
     if isinstance(recipe.memory, ReplayConfig):
-        place_replay(recipe.memory, group.spec, recipe.sampler.num_envs, device)
+        # Of a cluster we know this machine only: one part must fit. Here, all of them.
+        parts = recipe.actors if recipe.topology.host == "ray" else 1
+        place_replay(recipe.memory.share(parts), group.spec, recipe.sampler.num_envs, device)
     model = make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
     if isinstance(recipe.store, SharedConfig | ServersConfig):
         recipe.store.pieces(model.parameters.numel())
@@ -341,7 +343,7 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     memory = recipe.memory
     if isinstance(memory, ReplayConfig):
-        memory = memory.share(recipe.topology.learners)
+        memory = memory.share(recipe.actors)
         batch, stacks = memory.batch, 2 * memory.batch
         extra = {
             "updates_per_step": memory.intensity / memory.batch,

@@ -34,8 +34,34 @@ class DamagedCheckpoint(Exception):
 
 def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], keep: int, best: bool) -> Path:
     """Writes folder/step-N; afterwards the newest `keep` and the best one are there. An OSError leaves all as it was."""
+    final = _write(folder, f"step-{step:012d}", step, state, about)
+    _link(folder / "latest", final.name)
+    if best:
+        _link(folder / "best", final.name)
+    _forget_others(folder, keep)
+    return final
+
+
+def save_best(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], keep: int) -> Path:
+    """Writes parameters that were judged the best so far: to play with, not to continue from."""
+    final = _write(folder, f"judged-{step:012d}", step, state, about)
+    _link(folder / "best", final.name)
+    _forget_others(folder, keep)
+    return final
+
+
+def _forget_others(folder: Path, keep: int) -> None:
+    kept = {path.name for path in _all(folder)[-keep:]} | {
+        os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()
+    }
+    for path in (*_all(folder), *folder.glob("judged-*")):
+        if path.name not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write(folder: Path, name: str, step: int, state: dict[str, Any], about: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:012d}"
+    final = folder / name
     temporary = folder / f".writing-{os.getpid()}-{step}"
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -69,15 +95,6 @@ def save(folder: Path, step: int, state: dict[str, Any], about: dict[str, Any], 
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _link(folder / "latest", final.name)
-    if best:
-        _link(folder / "best", final.name)
-    kept = {path.name for path in _all(folder)[-keep:]} | {
-        os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()
-    }
-    for path in _all(folder):
-        if path.name not in kept:
-            shutil.rmtree(path, ignore_errors=True)
     return final
 
 
@@ -142,7 +159,7 @@ def _split(tree: Any, path: str, tensors: dict[str, Tensor], streams: dict[str, 
         streams[name] = tree.tensor
         return {"$stream": name}
     if isinstance(tree, Tensor | np.ndarray):
-        tensors[path] = torch.as_tensor(tree).detach().cpu().contiguous().clone()
+        tensors[path] = torch.tensor(tree) if isinstance(tree, np.ndarray) else tree.detach().cpu().contiguous().clone()
         return {"$array" if isinstance(tree, np.ndarray) else "$tensor": path}
     if isinstance(tree, dict):
         return {str(k): _split(v, f"{path}/{k}" if path else str(k), tensors, streams) for k, v in tree.items()}

@@ -142,6 +142,21 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    every_updates: int = 0
+    """A process of its own plays with the newest parameters whenever so many updates have passed, and the best are kept; 0:
+    never. Needs store.name = 'servers'."""
+    episodes: int = 10
+    """How many it plays."""
+    actions: Literal["sampled", "greedy"] = "sampled"
+    """As the policy acts, or always its best action."""
+
+    def __post_init__(self) -> None:
+        if self.every_updates < 0 or self.episodes < 1:
+            raise UsageError("evaluation.every_updates must not be negative, evaluation.episodes at least 1")
+
+
+@dataclass(frozen=True)
 class ReportConfig:
     every_steps: int = 20_000
     """One line of metrics.jsonl whenever this many steps have passed."""
@@ -182,6 +197,7 @@ class Recipe:
     memory: FreshConfig | ReplayConfig = field(default_factory=FreshConfig)
     store: LocalConfig | AllReduceConfig | SharedConfig | ServersConfig = field(default_factory=LocalConfig)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
@@ -215,6 +231,10 @@ class Recipe:
         elif self.topology.host == "ray" or self.topology.actors:
             what = "host = 'ray'" if self.topology.host == "ray" else f"actors = {self.topology.actors}"
             raise UsageError(f"topology.{what} needs parameter servers: set store.name = 'servers'")
+        elif self.evaluation.every_updates:
+            raise UsageError(
+                "evaluation.every_updates needs parameter servers, where a judge can look: set store.name = 'servers'"
+            )
         if self.in_processes and self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true needs a single learner with store.name = 'local'")
 

@@ -18,9 +18,12 @@ from torch import Tensor
 from manyhands.build import check_custom, find_device, identity, make_group, make_model, place_threads
 from manyhands.checkpoint import check_same, load_newest
 from manyhands.envs.atari import AtariEnv
+from manyhands.envs.gym import GymEnv
+from manyhands.envs.snake import SnakeEnv
 from manyhands.maths import random
 from manyhands.maths.stacking import stacked
-from manyhands.types import EnvGroup, UsageError
+from manyhands.nets.flat import Model
+from manyhands.types import Algorithm, EnvGroup, UsageError
 
 if TYPE_CHECKING:
     from manyhands.run import Run
@@ -50,17 +53,8 @@ class Evaluation:
 class Player:
     """A group of simulators and a frozen agent. `play` takes one slot in all of them."""
 
-    def __init__(
-        self, run: Run, group: EnvGroup, state: dict[str, Any], manifest: dict[str, Any], actions: str, epsilon: float, seed: int
-    ) -> None:
-        device = find_device(run.recipe.device)
-        place_threads(run.recipe, device)
-        self._algorithm = run.custom.algorithm or run.recipe.algorithm
-        model = make_model(run.recipe, self._algorithm, group.spec, device, run.custom)
-        mine = identity(run.recipe, run.custom, group.spec, model)
-        check_same(mine, manifest["identity"], run.checkpoints)
-        model.parameters.copy_(state["team"]["store"]["parameters"])
-        self._net = model.net
+    def __init__(self, algorithm: Algorithm, model: Model, group: EnvGroup, actions: str, epsilon: float, seed: int) -> None:
+        self._algorithm, self._net, device = algorithm, model.net, model.parameters.device
         self._group = group
         self._greedy = actions == "greedy"
         self._epsilon = epsilon
@@ -100,19 +94,44 @@ class Player:
         return values[0], values[1] | values[2], values[2], values[3]
 
 
-def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[str], None]) -> tuple[Any, str, dict, dict]:
-    """The environment to evaluate in, the protocol's name, the state and the manifest."""
-    check_custom(run.recipe, run.custom)
-    env = run.recipe.env
+def _player(run: Run, group: EnvGroup, state: dict, manifest: dict, actions: str, epsilon: float, seed: int) -> Player:
+    device = find_device(run.recipe.device)
+    place_threads(run.recipe, device)
+    algorithm = run.custom.algorithm or run.recipe.algorithm
+    model = make_model(run.recipe, algorithm, group.spec, device, run.custom)
+    check_same(identity(run.recipe, run.custom, group.spec, model), manifest["identity"], run.checkpoints)
+    model.parameters.copy_(state["team"]["store"]["parameters"])
+    return Player(algorithm, model, group, actions, epsilon, seed)
+
+
+def play_episodes(player: Player, simulators: int, rounds: int) -> list[tuple[float, int, bool]]:
+    """Score, length and whether it was cut short, of so many episodes of each simulator, round by round."""
+    score, length = np.zeros(simulators), np.zeros(simulators, int)
+    finished: list[list[tuple[float, int, bool]]] = [[] for _ in range(simulators)]
+    while any(len(f) < rounds for f in finished):
+        reward, ended, truncated, reset = player.play()
+        score, length = np.where(reset, 0.0, score + reward), np.where(reset, 0, length + 1)
+        for i in np.flatnonzero(ended):
+            finished[i].append((float(score[i]), int(length[i]), bool(truncated[i])))
+    return [f[r] for r in range(rounds) for f in finished]
+
+
+def evaluation_env(env: AtariEnv | SnakeEnv | GymEnv, protocol: str | None) -> tuple[Any, str]:
+    """What is played, and the protocol's name."""
     if protocol is None:
         protocol = "null-op" if isinstance(env, AtariEnv) else "plain"
     if protocol != "plain" and not isinstance(env, AtariEnv):
         raise UsageError(f"--protocol {protocol} is defined for Atari games, not for {env.id}: use plain")
     if protocol == "plain":
         limit = env.max_frames if isinstance(env, AtariEnv) else 0
-        env = env.for_evaluation(None, limit)
-    else:
-        env = env.for_evaluation(*PROTOCOLS[protocol])
+        return env.for_evaluation(None, limit), protocol
+    return env.for_evaluation(*PROTOCOLS[protocol]), protocol
+
+
+def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[str], None]) -> tuple[Any, str, dict, dict]:
+    """The environment to evaluate in, the protocol's name, the state and the manifest."""
+    check_custom(run.recipe, run.custom)
+    env, protocol = evaluation_env(run.recipe.env, protocol)
     state, manifest = load_newest(run.checkpoints, warn, checkpoint_name, streams=False)
     return env, protocol, state, manifest
 
@@ -141,17 +160,10 @@ def evaluate(
     begin = time.monotonic()
     group = make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
     try:
-        player = Player(run, group, state, manifest, actions, epsilon, seed)
-        score, length = np.zeros(simulators), np.zeros(simulators, int)
-        finished: list[list[tuple[float, int, bool]]] = [[] for _ in range(simulators)]
-        while any(len(f) < rounds for f in finished):
-            reward, ended, truncated, reset = player.play()
-            score, length = np.where(reset, 0.0, score + reward), np.where(reset, 0, length + 1)
-            for i in np.flatnonzero(ended):
-                finished[i].append((float(score[i]), int(length[i]), bool(truncated[i])))
+        player = _player(run, group, state, manifest, actions, epsilon, seed)
+        played = play_episodes(player, simulators, rounds)[:episodes]
     finally:
         group.close()
-    played = [f[r] for r in range(rounds) for f in finished][:episodes]
     returns = [p[0] for p in played]
     result = Evaluation(
         mean=statistics.fmean(returns),
@@ -200,7 +212,7 @@ def record(
     score = 0.0
     frames: list[np.ndarray] = []
     try:
-        player = Player(run, group, state, manifest, actions, 0.0, seed)
+        player = _player(run, group, state, manifest, actions, 0.0, seed)
         frames.append(group.screen(0).copy())
         for _ in range(max_steps):
             reward, ended, _, _ = player.play()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -33,14 +34,16 @@ class Hand:
             self.learner.store.load(store)
         self.learner.clock = self.learner.store.clock
 
-    def advance(self, rollouts: int) -> Progress | None:
-        """Samples and learns from so many rollouts. None: stopped in the middle, in a hurry; only saving makes sense then."""
+    def advance(self, rollouts: int, at_most_s: float = math.inf) -> Progress | None:
+        """Samples and learns from so many rollouts, or until the time is over. None: stopped in the middle, in a hurry; only
+        saving makes sense then."""
         learner, episodes = self.learner, []
+        until = time.monotonic() + at_most_s
         try:
             if not self._acts:
                 self._learn_for_a_while()
             for _ in range(rollouts if self._acts else 0):
-                if learner.clock.steps >= self._total_steps:
+                if learner.clock.steps >= self._total_steps or time.monotonic() >= until:
                     break
                 episodes += self._next_rollout().episodes
         except GaveUp:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError
 
 from manyhands import build, checkpoint
@@ -189,6 +190,8 @@ class _Session:
         self._lengths: deque[int] = deque(maxlen=recipe.report.window)
         self._episodes = 0
         self._best: float | None = None
+        self._best_judged: float | None = None
+        self._judged: dict[str, Any] = {}
         self._seconds_before = 0.0
         self._reported: tuple[int, float] = (0, 0.0)  # step and time of the last report
         from_step = None
@@ -224,6 +227,8 @@ class _Session:
         try:
             for progress in team.run():
                 self._count(progress.episodes)
+                if (judgement := team.take_judgement()) is not None:
+                    self._note(judgement)
                 step = team.clock.steps
                 last = step >= total or stop.asked
                 due = step // every > max(self._saved_at, 0) // every and time.monotonic() >= self._try_again_at
@@ -243,6 +248,28 @@ class _Session:
             give_up_at(float("inf"))
             if self._saved_at != team.clock.steps:
                 self._save(hurried=True)
+
+    def _note(self, judgement: dict[str, Any]) -> None:
+        """The judge's findings; the best parameters it played with are kept."""
+        mean = judgement["mean"]
+        self._judged = {"eval_return": mean, "eval_updates": judgement["updates"], "eval_step": judgement["steps"]}
+        self._display.say(f"the judge: {mean:.2f} at update {judgement['updates']:,}")
+        if self._best_judged is not None and mean <= self._best_judged:
+            return
+        store = {
+            "parameters": torch.tensor(judgement["parameters"]),
+            "updates": judgement["updates"],
+            "steps": judgement["steps"],
+        }
+        about = {"identity": self._identity, "return_mean": mean}
+        try:
+            checkpoint.save_best(
+                self._run.checkpoints, judgement["steps"], {"team": {"store": store}}, about, self._recipe.checkpoint.keep
+            )
+        except (OSError, SafetensorError) as error:
+            self._display.warn(f"the best parameters so far could not be saved ({getattr(error, 'strerror', None) or error})")
+            return
+        self._best_judged = mean
 
     def _report_is_due(self, step: int) -> bool:
         every = self._recipe.report.every_steps
@@ -274,6 +301,7 @@ class _Session:
             "replaced_workers": self._team.replaced_workers,
             **({"replaced_learners": self._team.replaced_learners} if self._recipe.in_processes else {}),
             **self._team.take_metrics(),
+            **self._judged,
         }
         self._reported = (step, now)
         self._writer.write(row)
@@ -281,7 +309,8 @@ class _Session:
 
     def _save(self, hurried: bool = False) -> bool:
         mean = self._mean()
-        best = mean is not None and (self._best is None or mean > self._best)
+        judged = self._recipe.evaluation.every_updates > 0  # then the judge says which is the best
+        best = not judged and mean is not None and (self._best is None or mean > self._best)
         team_state = self._team.state(hurried)
         hands = team_state["hands"].values()
         continues = len(hands) == self._team.size and all(hand["sampler"]["continues"] for hand in hands)
@@ -310,6 +339,7 @@ class _Session:
             "lengths": list(self._lengths),
             "episodes": self._episodes,
             "best": best,
+            "best_judged": self._best_judged,
             "seconds": self._seconds_before + time.monotonic() - self._begin,
             "reported": list(self._reported),
         }
@@ -319,5 +349,6 @@ class _Session:
         self._lengths.extend(state["lengths"])
         self._episodes = state["episodes"]
         self._best = state["best"]
+        self._best_judged = state.get("best_judged")
         self._seconds_before = state["seconds"]
         self._reported = (state["reported"][0], state["reported"][1])

@@ -21,6 +21,7 @@ from manyhands.hand import Hand
 from manyhands.hosts.door import new_name
 from manyhands.hosts.inline import InlineHost
 from manyhands.hosts.process import ChildError, ChildLost, GaveUp, ProcessHost, SharedBlock, gave_up
+from manyhands.judge import Judge
 from manyhands.keeper import Keeper
 from manyhands.learner import MetricSums
 from manyhands.machine import cores
@@ -30,6 +31,7 @@ from manyhands.types import Clock, EnvSpec, Episode, Future, Handle, Host, Progr
 
 START_TIMEOUT_S = 600.0  # imports, hundreds of emulators
 CALL_STEPS = 2000  # a call asks for about so many steps: often enough for a person, seldom enough for the hands
+CALL_S = 1.0  # and asynchronous hands say after so long how far they are
 ADVANCE_TIMEOUT_S = 600.0  # an asynchronous hand that says nothing for so long is replaced
 SETTLE_S = 10.0  # what is not back by then is not in the checkpoint, where the others can do without
 HURRY_S = 2.5  # how long a hand in a hurry may take to stop in the middle of a rollout
@@ -58,12 +60,18 @@ class Team:
         self._refused, self._replaced = (state or {}).get("refused", 0), 0  # by hands that are no more, or before a resume
         self.replaced_learners = 0
         self.clock = Clock()
+        self._judge: Handle | None = None
+        self._judging: Future | None = None
+        self._judged_at = 0  # updates
+        self._judgement: dict[str, Any] | None = None
         self._central: Store | Keeper | None = None  # our own view of parameters that are nobody's own
         try:
             if isinstance(recipe.store, SharedConfig | ServersConfig):
                 self._central = self._make_central(spec, state)
             for rank in self._seats:
                 self._hands[rank] = self._start(rank)
+            if recipe.evaluation.every_updates:
+                self._judge = self._start_judge()
             self._load(state)
         except BaseException:
             self.close()
@@ -85,6 +93,10 @@ class Team:
         name = f"{'learner' if seat.learns else 'actor'} {seat.rank} of {seat.learners}"
         return self._host.start(Hand, self._recipe, self._custom, seat, self._meeting, name=name, threads=self._threads)
 
+    def _start_judge(self) -> Handle:
+        assert self._meeting.places is not None and self._meeting.spec is not None
+        return self._host.start(Judge, self._recipe, self._custom, self._meeting.places, self._meeting.spec, name="the judge")
+
     def _load(self, state: dict | None) -> None:
         own = {} if state is None else state["hands"]
         store = None if state is None or self._central is not None else state["store"]
@@ -97,12 +109,13 @@ class Team:
     def close(self) -> None:
         """Within seconds, and whatever the hands do. May be called twice."""
         deadline = time.monotonic() + CLOSE_S
-        for hand in self._hands.values():
+        everybody = [*self._hands.values(), *([self._judge] if self._judge is not None else [])]
+        for hand in everybody:
             hand.hurry()
             hand.hang_up()
-        for hand in self._hands.values():
+        for hand in everybody:
             hand.close(deadline)
-        self._hands = {}
+        self._hands, self._judge = {}, None
         if isinstance(self._central, Keeper):
             self._central.close()
         self._host.close()
@@ -114,10 +127,11 @@ class Team:
     def run(self) -> Iterator[Progress]:
         """Each call's or round's progress. Raises GaveUp when the time after a stop is over."""
         within = math.inf if self._central is None else ADVANCE_TIMEOUT_S  # ranks have a deadline of their own
+        at_most_s = math.inf if self._central is None else CALL_S  # rounds are counted, so that they are the same every time
         while True:
             for rank, hand in self._hands.items():
                 while len(self._open[rank]) < self._host.ahead:
-                    self._open[rank].append(hand.call("advance", self._rollouts, timeout_s=within))
+                    self._open[rank].append(hand.call("advance", self._rollouts, at_most_s, timeout_s=within))
             yield from self._gather()
             if not self._hands:
                 raise RunError("every learner was lost and none is to be replaced any more; the last checkpoint is good")
@@ -139,6 +153,7 @@ class Team:
             raise GaveUp
         if isinstance(self._central, Keeper):
             self._central.watch()
+            self._judge_now_and_then()
         done = [rank for rank, call in oldest.items() if call.done()]
         if self._central is not None:
             return [progress for rank in done if (progress := self._finish(rank)) is not None]
@@ -147,6 +162,33 @@ class Team:
                 self._outcome(rank)
             return []
         return [self._round([progress for rank in done if (progress := self._finish(rank)) is not None])]
+
+    def _judge_now_and_then(self) -> None:
+        every = self._recipe.evaluation.every_updates
+        if self._judge is None:
+            return
+        if self._judging is None:
+            if self.clock.updates // every > self._judged_at // every:
+                self._judging = self._judge.call("score", timeout_s=ADVANCE_TIMEOUT_S)
+            return
+        self._host.wait([self._judging], 0.0)
+        if not self._judging.done():
+            return
+        call, self._judging = self._judging, None
+        try:
+            self._judgement = call.result()
+            self._judged_at = self._judgement["updates"]
+        except ChildLost as lost:
+            self._judge.close(time.monotonic())
+            self._warn(f"{lost}; replaced")
+            self._judge = self._start_judge()
+        except (ChildError, RunError) as failure:
+            raise _own_words(failure) from None
+
+    def take_judgement(self) -> dict[str, Any] | None:
+        """What the judge found since the last call: updates, steps, mean return, and the parameters it played with."""
+        judgement, self._judgement = self._judgement, None
+        return judgement
 
     def _finish(self, rank: int) -> Progress | None:
         try:

@@ -85,7 +85,16 @@ class OpenComponent(Component):
     """One that others call too. An answer that comes later lets the next call in; all of them are done in the same thread,
     so that torch keeps its own threads. Who is on the same machine comes through a door, which is twice as fast as Ray."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = asyncio.Event()  # calls may overtake each other on the way here
+
+    async def make(self, make: Callable[..., Any], *arguments: Any) -> None:  # type: ignore[override]
+        super().make(make, *arguments)
+        self._made.set()
+
     async def open(self, name: str, title: str) -> None:
+        await self._made.wait()
         self._door, self._watched = Door(name, title), set[int]()
         self._watch(asyncio.get_running_loop())
 
@@ -102,6 +111,7 @@ class OpenComponent(Component):
         self._watch(loop)
 
     async def call(self, method: str, *arguments: Any) -> Any:
+        await self._made.wait()
         result = super().call(method, *arguments)
         if not isinstance(result, Later):
             return result
@@ -273,7 +283,7 @@ class RayHost:
             "num_gpus": gpus,
             "max_restarts": 0,
             "max_concurrency": 1 if door is None else ASKED_AT_ONCE,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "5000"}},
         }
         if door is not None:

@@ -1,4 +1,6 @@
-"""The other end of hosts.process: `python -m manyhands.hosts.child FD` runs the function that arrives on FD.
+"""The other end of hosts.process: `python -m manyhands.hosts.child FD PARENT NAME` runs the function that arrives on FD.
+
+NAME is for people who look at a list of processes.
 
 Started with a plain exec, so a user's script is never imported twice and needs no `if __name__ == "__main__"`.
 """

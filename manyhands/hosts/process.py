@@ -75,7 +75,7 @@ class Child:
         if waits:
             environment["GOMP_SPINCOUNT"] = "5000"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "manyhands.hosts.child", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "manyhands.hosts.child", str(theirs.fileno()), str(os.getpid()), name],
             pass_fds=(theirs.fileno(), *files),
             env=environment,
             stdin=subprocess.DEVNULL,

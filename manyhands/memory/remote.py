@@ -20,7 +20,7 @@ from manyhands.memory.replay import ReplayConfig
 from manyhands.memory.server import SENT
 from manyhands.types import Address, Caller, Rollout, Seat, TransitionBatch
 
-POLL_S = 0.004  # between two looks at a replay that has nothing for us, or no room
+POLL_S = 0.02  # between two looks at a replay that has no room
 AHEAD_BATCHES = 20  # how far actors and learners may be apart
 AGAIN_S = 0.5  # before a lost shard is looked for again
 

@@ -1,0 +1,107 @@
+"""Runs around parameter servers, with real kills: the lost are replaced, nothing is counted twice, nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from manyhands.run import Run
+from tests.processes import alive, command, descendants, wait_for, written
+
+
+def start(recipe, run_dir, *options, total_steps=10_000_000):
+    process = command(
+        "train", recipe, "--run-dir", run_dir, "--total-steps", total_steps, "--report.every-steps", 200,
+        "--checkpoint.every-steps", 4000, *options, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: written(run_dir))
+    return process
+
+
+def find(process, title: str) -> int:
+    """The process of a component, by its name."""
+    for pid in descendants(process.pid):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"manyhands.hosts.child" in words and title.encode() in words:
+            return pid
+    raise AssertionError(f"no process called {title!r}")
+
+
+def last(run_dir) -> dict:
+    return Run.open(run_dir).metrics()[-1]
+
+
+def stop(process) -> str:
+    os.killpg(process.pid, signal.SIGINT)
+    return process.communicate(timeout=20)[1]
+
+
+PARTS = ["actor 1 of 2", "learner 0 of 1", "replay 0 of 2", "parameter server 0 of 2", "parameter server 1 of 2"]
+
+
+@pytest.mark.timeout(240)
+def test_every_part_of_a_run_is_killed_once_and_the_run_goes_on(tmp_path):
+    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    process = start("gorila-global-snake", run_dir, "--memory.warmup-steps", 200, "--store.snapshot-s", 0.5)
+    everybody = set(descendants(process.pid))
+    for part in PARTS:
+        wait_for(lambda: last(run_dir)["updates"] > 50, 60)
+        before = last(run_dir)
+        victim = find(process, part)
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: find_or_none(process, part) not in (None, victim), 20)  # noqa: B023
+        wait_for(lambda: last(run_dir)["updates"] > before["updates"] + 20, 60)  # noqa: B023
+        everybody |= set(descendants(process.pid))
+    errors = stop(process)
+    row = last(run_dir)
+    assert row["replaced_servers"] == 3 and row["replaced_learners"] == 2
+    for part in PARTS:
+        assert f"{part} (process" in errors and "SIGKILL" in errors
+    assert "replaced from its snapshot" in errors and "Traceback" not in errors
+    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
+    for server in state["servers"]:  # the counter is the sum of what was applied, by the table
+        applied = [entry["outcomes"].get("applied", 0) for entry in server["table"].values()]
+        assert sum(applied) == server["version"]
+    steps = sum(sum(entry["steps"].values()) for entry in state["servers"][0]["table"].values())
+    assert steps == state["steps"]
+    wait_for(lambda: not alive(everybody), 15)
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def find_or_none(process, title: str) -> int | None:
+    try:
+        return find(process, title)
+    except (AssertionError, OSError):
+        return None
+
+
+@pytest.mark.timeout(120)
+def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start("ba3c-snake", run_dir, "--store.snapshot-s", 0.5)
+    for part in ("parameter server 1 of 2", "the chief", "learner 2 of 3"):
+        before = last(run_dir)["updates"]
+        os.kill(find(process, part), signal.SIGKILL)
+        wait_for(lambda: last(run_dir)["updates"] > before + 20, 60)  # noqa: B023
+    errors = stop(process)
+    assert "the chief (process" in errors and "Traceback" not in errors
+    assert last(run_dir)["replaced_servers"] == 2 and last(run_dir)["replaced_learners"] == 1
+
+
+@pytest.mark.timeout(120)
+def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
+    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    process = start("gorila-global-snake", run_dir)
+    everybody = descendants(process.pid)
+    assert len(everybody) >= 7
+    process.kill()
+    process.communicate()
+    begin = time.monotonic()
+    wait_for(lambda: not alive(everybody), 15)
+    assert time.monotonic() - begin < 15 and set(os.listdir("/dev/shm")) <= shared

@@ -1,0 +1,140 @@
+"""Four raylets on this machine: components on different ones, the same parameters as anywhere else, raylets that are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from manyhands.config import load_recipe
+from manyhands.stores.rules import Adam
+from tests.processes import wait_for
+
+from .test_equivalence import RULES, local
+from .test_servers import kept, recipe_of, together
+
+ray = pytest.importorskip("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from manyhands.cluster.host import RayHost  # noqa: E402
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head and three more raylets; the head's has CPUs too."""
+    os.environ["RAY_health_check_period_ms"] = "500"  # noqa: SIM112
+    os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
+    common = {"num_cpus": 4, "object_store_memory": 80 * 2**20}
+    started = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
+    started.more = [started.add_node(**common) for _ in range(3)]
+    started.common = common
+    yield started
+    started.shutdown()
+
+
+@contextlib.contextmanager
+def joined(cluster, components: int = 1, shortcut: bool = True):
+    host = RayHost(cluster.address, components, f"test-{time.monotonic_ns()}", shortcut)
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("mode", [{}, {"gather": 1}], ids=["asynchronous", "synchronous"])
+@pytest.mark.parametrize("shortcut", [True, False], ids=["door", "ray"])
+def test_servers_with_one_learner_equal_the_local_store(cluster, mode, shortcut):
+    recipe = recipe_of(RULES["adam"], shards=2, **mode)
+    with joined(cluster, shortcut=shortcut) as host, kept(host, recipe) as keeper:
+        (parameters,) = together(host, recipe, keeper)
+        state = keeper.state()
+    assert np.array_equal(parameters, local(RULES["adam"]).numpy())
+    assert np.array_equal(state["parameters"].numpy(), parameters)
+
+
+def test_two_synchronous_learners_equal_one_double_batch(cluster):
+    rule = Adam(learning_rate=0.05)
+    recipe = recipe_of(rule, learners=2, shards=2, gather=2)
+    with joined(cluster, 2) as host, kept(host, recipe) as keeper:
+        one, two = together(host, recipe, keeper)
+    assert np.array_equal(one, two)
+    np.testing.assert_allclose(one, local(rule).numpy(), rtol=2e-5, atol=1e-6)
+
+
+def test_components_of_a_kind_sit_on_different_raylets(cluster):
+    recipe = recipe_of(Adam(), shards=4)
+    with joined(cluster) as host, kept(host, recipe) as keeper:
+        nodes = {server.handle.where()[0] for server in keeper._servers}
+    assert len(nodes) == 4
+
+
+def test_a_server_that_is_killed_or_loses_its_raylet_comes_back_from_its_snapshot(cluster):
+    recipe, said = recipe_of(Adam(learning_rate=0.01), shards=4, snapshot_s=0.1), []
+    with joined(cluster) as host, kept(host, recipe, said.append) as keeper:
+        before = keeper.state()["parameters"]
+        os.kill(keeper._servers[1].handle.where()[1], signal.SIGKILL)
+        wait_for(lambda: keeper.watch() is not None and keeper.replaced == 1, 60)
+        victim = cluster.more.pop()
+        (lost,) = [i for i, s in enumerate(keeper._servers) if s.handle.where()[0] == victim.node_id]
+        cluster.remove_node(victim, allow_graceful=False)
+        wait_for(lambda: keeper.watch() is not None and keeper.replaced == 2, 60)
+        assert keeper._servers[lost].handle.where()[0] != victim.node_id
+        cluster.more.append(cluster.add_node(**cluster.common))
+        assert np.array_equal(keeper.state()["parameters"], before)
+    assert len(said) == 2 and all("replaced from its snapshot" in line for line in said)
+
+
+def test_a_cluster_that_is_too_small_says_what_is_missing(cluster):
+    from manyhands.types import UsageError
+
+    with pytest.raises(UsageError, match=r"has 16 CPUs, but 17 learners and actors want one each"):
+        RayHost(cluster.address, 17, "too-small")
+    assert not ray.is_initialized()
+
+
+def test_an_address_where_nobody_answers_is_refused_at_once():
+    from manyhands.types import UsageError
+
+    begin = time.monotonic()
+    with pytest.raises(UsageError, match="no Ray cluster answers there"):
+        RayHost("127.0.0.1:1", 1, "nobody")
+    assert time.monotonic() - begin < 5
+    with pytest.raises(UsageError, match="give HOST:PORT"):
+        RayHost("somewhere", 1, "nobody")
+
+
+def test_what_a_component_raises_arrives_with_its_traceback(cluster):
+    from manyhands.hosts.process import ChildError, ChildLost
+
+    with joined(cluster) as host:
+        handle = host.start(Fails, name="fails")
+        with pytest.raises(ChildError, match="ZeroDivisionError"):
+            handle.call("divide").result()
+        os.kill(handle.where()[1], signal.SIGKILL)
+        with pytest.raises(ChildLost, match="fails"):
+            handle.call("divide", timeout_s=30).result()
+
+
+class Fails:
+    def divide(self) -> float:
+        return 1 / 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_on_four_raylets(cluster, tmp_path):
+    """Learns a little, and leaves nothing behind."""
+    from manyhands.run import start
+
+    changes = {"topology": {"host": "ray", "address": cluster.address}, "total_steps": 3000}
+    run = start(load_recipe("gorila-global-snake", changes), tmp_path / "run", quiet=True)
+    row = run.metrics()[-1]
+    assert row["step"] >= 3000 and row["updates"] > 100
+    assert not ray.is_initialized()
