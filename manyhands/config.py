@@ -115,8 +115,9 @@ class TopologyConfig:
     """Each learner keeps to its own share of the cores, instead of only counting on as many."""
 
     def __post_init__(self) -> None:
-        if self.learners < 1 or self.actors < 0:
-            raise UsageError("topology.learners must be at least 1, topology.actors not negative")
+        for name, least in (("learners", 1), ("actors", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"topology.{name} = {getattr(self, name)}: must be at least {least}")
         if self.address and self.host != "ray":
             raise UsageError(f"topology.address = {self.address!r} is for topology.host = 'ray'")
         if self.pin and self.host == "ray":

@@ -75,7 +75,7 @@ class Learner:
             self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean(), "queue": rollout.queue})
 
     def _update(self, batch: Any) -> None:
-        version = self.clock.updates
+        begin, version = time.perf_counter(), self.clock.updates
         progress = min(self.clock.steps / self._total_steps, 1.0)
         self.model.gradient.zero_()
         net: Any = self.model.net
@@ -84,11 +84,14 @@ class Learner:
         target = self._target.net(self.clock) if self._target else None
         loss = self._algorithm.loss(net, target, batch, progress)
         loss.value.backward()
+        computed = time.perf_counter()
         receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
         self.clock = receipt.clock
         if loss.priority is not None:
             self._memory.feedback(batch.keys, loss.priority)
         self.sums.add({**loss.metrics, **receipt.metrics})
+        if "comms_ms" in receipt.metrics:  # the third of the papers' lines
+            self.sums.add({"gradient_ms": 1e3 * (computed - begin)})
 
     def state(self, mid_rollout: bool = False) -> dict:
         """Without the store's, which may be everybody's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import gymnasium
 import numpy as np
 import pytest
@@ -60,3 +62,18 @@ class FixedPolicy:
 @pytest.fixture
 def run_dir(tmp_path):
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Four raylets on this machine, of which the first is the head."""
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_health_check_period_ms"] = "500"  # noqa: SIM112
+    os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
+    common = {"num_cpus": 4, "object_store_memory": 80 * 2**20}
+    started = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
+    started.more = [started.add_node(**common) for _ in range(3)]
+    started.common = common
+    yield started
+    started.shutdown()

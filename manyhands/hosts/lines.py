@@ -16,15 +16,16 @@ REPLACED_S = 90.0  # how long a lost one may take to come back
 class Lines:
     """Connections to all servers, made anew when one was replaced."""
 
-    def __init__(self, addresses: Sequence[Address]) -> None:
-        self._addresses = addresses
+    def __init__(self, addresses: Sequence[Address], patience_s: float = REPLACED_S) -> None:
+        """patience_s: how long a component may be away, or keep us waiting."""
+        self._addresses, self._patience_s = addresses, patience_s
         self._callers: list[Caller | None] = [None] * len(addresses)
 
     def ask_all(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         return self.ask(method, lambda number: arguments)
 
     def ask_one(self, number: int, method: str, *arguments: Any) -> dict[str, Any]:
-        until = time.monotonic() + REPLACED_S
+        until = time.monotonic() + self._patience_s
         while True:
             try:
                 return self._caller(number, until).call(method, *arguments, timeout_s=CALL_S).result()
@@ -37,7 +38,7 @@ class Lines:
         """All servers at once. Each answer is there in the end, if need be from a server that took a lost one's place; the
         servers recognise what they are asked twice."""
         answers: dict[int, dict[str, Any]] = {}
-        until = time.monotonic() + REPLACED_S
+        until = time.monotonic() + self._patience_s
         while len(answers) < len(self._addresses):
             calls = {}
             for number in range(len(self._addresses)):

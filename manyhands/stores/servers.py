@@ -7,6 +7,7 @@ parent, from its last snapshot; whoever needs it waits for that, and its gradien
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -79,7 +80,8 @@ class ServersStore:
         self.model, self.rule, self.total_steps, self._config, self._seat = model, rule, total_steps, config, seat
         self._pieces = config.pieces(model.parameters.numel())
         self._lines = Lines(places.servers)
-        self._chief = Lines([places.chief]) if places.chief is not None else None
+        # The chief answers when the others are there, and who is too slow is the parent's business, not ours.
+        self._chief = Lines([places.chief], patience_s=math.inf) if places.chief is not None else None
         self._gate = Gate(model, rule)
         self._outliers = OutlierFilter(config.loss_deviations) if config.loss_deviations else None
         self._bases = [Base()] * len(self._pieces)

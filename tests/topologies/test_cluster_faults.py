@@ -45,6 +45,7 @@ def stop(process) -> str:
 PARTS = ["actor 1 of 2", "learner 0 of 1", "replay 0 of 2", "parameter server 0 of 2", "parameter server 1 of 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_part_of_a_run_is_killed_once_and_the_run_goes_on(tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
@@ -81,6 +82,7 @@ def find_or_none(process, title: str) -> int | None:
         return None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
     run_dir = tmp_path / "run"

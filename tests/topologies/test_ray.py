@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 
-from manyhands.config import load_recipe
 from manyhands.stores.rules import Adam
 from tests.processes import wait_for
 
@@ -18,24 +17,9 @@ from .test_equivalence import RULES, local
 from .test_servers import kept, recipe_of, together
 
 ray = pytest.importorskip("ray")
-from ray.cluster_utils import Cluster  # noqa: E402
-
 from manyhands.cluster.host import RayHost  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """A head and three more raylets; the head's has CPUs too."""
-    os.environ["RAY_health_check_period_ms"] = "500"  # noqa: SIM112
-    os.environ["RAY_health_check_failure_threshold"] = "3"  # noqa: SIM112
-    common = {"num_cpus": 4, "object_store_memory": 80 * 2**20}
-    started = Cluster(initialize_head=True, head_node_args={**common, "include_dashboard": False})
-    started.more = [started.add_node(**common) for _ in range(3)]
-    started.common = common
-    yield started
-    started.shutdown()
 
 
 @contextlib.contextmanager
@@ -47,8 +31,11 @@ def joined(cluster, components: int = 1, shortcut: bool = True):
         host.close()
 
 
-@pytest.mark.parametrize("mode", [{}, {"gather": 1}], ids=["asynchronous", "synchronous"])
-@pytest.mark.parametrize("shortcut", [True, False], ids=["door", "ray"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("mode", [{}, pytest.param({"gather": 1}, marks=SLOW)], ids=["asynchronous", "synchronous"])
+@pytest.mark.parametrize("shortcut", [pytest.param(True, marks=SLOW), False], ids=["door", "ray"])
 def test_servers_with_one_learner_equal_the_local_store(cluster, mode, shortcut):
     recipe = recipe_of(RULES["adam"], shards=2, **mode)
     with joined(cluster, shortcut=shortcut) as host, kept(host, recipe) as keeper:
@@ -127,14 +114,3 @@ class Fails:
 
     def close(self) -> None:
         pass
-
-
-def test_a_run_on_four_raylets(cluster, tmp_path):
-    """Learns a little, and leaves nothing behind."""
-    from manyhands.run import start
-
-    changes = {"topology": {"host": "ray", "address": cluster.address}, "total_steps": 3000}
-    run = start(load_recipe("gorila-global-snake", changes), tmp_path / "run", quiet=True)
-    row = run.metrics()[-1]
-    assert row["step"] >= 3000 and row["updates"] > 100
-    assert not ray.is_initialized()
