@@ -11,8 +11,9 @@ import torch
 
 from manyhands import machine
 from manyhands.build import Custom, make_learner
-from manyhands.config import Recipe, TopologyConfig
+from manyhands.config import EvaluationConfig, Recipe, TopologyConfig
 from manyhands.learner import Learner
+from manyhands.memory.replay import ReplayConfig
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.local import LocalConfig
 from manyhands.types import Rollout
@@ -38,7 +39,9 @@ def _timed(learner: Learner, seconds: float) -> tuple[int, float, Rollout]:
 def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
     """Trains for a while, then lets the same simulators replay the actions of the last rollout, resets included."""
     of = recipe.topology.learners
-    recipe = replace(recipe, store=LocalConfig(), topology=TopologyConfig())  # a team's time goes where one learner's goes
+    memory = replace(recipe.memory, shards=0) if isinstance(recipe.memory, ReplayConfig) else recipe.memory
+    # A team's time goes where one learner's goes.
+    recipe = replace(recipe, store=LocalConfig(), topology=TopologyConfig(), memory=memory, evaluation=EvaluationConfig())
     learner = make_learner(recipe, custom)
     sampler = learner.sampler
     measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone

@@ -241,8 +241,8 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     sampler = make_sampler(recipe, algorithm, device, custom.env, seat) if seat.acts else IdleSampler(meeting.spec)
     try:
         model = make_model(recipe, algorithm, sampler.spec, device, custom)
-        memory = make_memory(recipe, algorithm, model, sampler, seat, meeting.places)
         store = make_store(recipe, model, seat, meeting)
+        memory = make_memory(recipe, algorithm, model, sampler, seat, store, meeting.places)
     except BaseException:
         sampler.close()
         raise
@@ -268,14 +268,14 @@ def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
 
 
 def make_memory(
-    recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat, places: Places | None
+    recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat, store: Store, places: Places | None
 ) -> Memory:
     config, device = recipe.memory, model.parameters.device
     seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
     if isinstance(config, FreshConfig):
         return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, seed)
     if places is not None and places.replays:
-        return RemoteReplay(config, places.replays, seat, device, seed, recipe.total_steps)
+        return RemoteReplay(config, places.replays, seat, device, seed, recipe.total_steps, lambda: store.clock.steps)
     config = config.share(seat.learners)
     device_of_frames = place_replay(config, sampler.spec, recipe.sampler.num_envs, device)
     # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.

@@ -249,6 +249,8 @@ class Recipe:
             raise UsageError("sampler.kind = 'pipelined' feeds a training queue: value learning has a replay, use 'alternating'")
         if (self.topology.actors > 0) != (memory.shards > 0):
             raise UsageError("topology.actors fill a global replay, and only they do: set memory.shards with it, or neither")
+        if memory.shards > self.actors:
+            raise UsageError(f"memory.shards = {memory.shards} exceeds topology.actors = {self.actors}: each actor fills one")
         memory.share(self.actors).check(self.sampler.num_envs, self.sampler.horizon)
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(

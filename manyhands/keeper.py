@@ -70,6 +70,7 @@ class Keeper:
         self._vectors, self._scalars = _names(recipe.rule.initial_state(torch.zeros(2)))
         self._restarts_left = self._config.restarts
         self.replaced = 0
+        self._lost = 0  # updates, on the shard that lost most of them
         self._lives = [0] * len(self._pieces) if state is None else _lives(state, len(self._pieces))
         snapshots = self._split(initial_state(recipe, model) if state is None else state)
         run = new_name()
@@ -86,6 +87,7 @@ class Keeper:
         self._servers: list[Watched] = []
         self._chief: Watched | None = None
         self._replays: list[Watched] = []
+        self._paused = False
         self._replay_lives = [0] * shards
         try:
             for number, snapshot in enumerate(snapshots):
@@ -115,11 +117,12 @@ class Keeper:
         arguments = (self.at.servers, recipe.rule, recipe.total_steps, self._config.gather, self._here)
         return self._host.start(Chief, *arguments, name="the chief", door=door)
 
-    def _watch_replay(self, number: int) -> Watched:
+    def _watch_replay(self, number: int, before: dict[str, Any] | None = None) -> Watched:
         recipe, memory, name = self._recipe, self._recipe.memory, f"replay {number} of {len(self._replay_lives)}"
         assert isinstance(memory, ReplayConfig)
         seed, life = random.key(recipe.seed, random.REPLAY, number), self._replay_lives[number]
-        own = (memory.share(recipe.actors), self._spec, recipe.sampler.num_envs, recipe.total_steps, seed, life)
+        counts = (before["added"], before["drawn"]) if before else (0, 0)
+        own = (memory.share(recipe.actors), self._spec, recipe.sampler.num_envs, recipe.total_steps, seed, life, counts)
         return Watched(lambda: self._host.start(ReplayServer, *own, name=name, door=f"{self._run}-replay-{number}"), name)
 
     # -- watching -------------------------------------------------------------------------------------------------------
@@ -136,10 +139,9 @@ class Keeper:
                 stale.update(taken if number == 0 else {})
             except ChildLost as lost:
                 self._lives[number] += 1
-                assert server.snapshot is not None
-                version = server.snapshot["version"]
-                self._replace(server, lost, f"replaced from its snapshot at update {version:,}")
-                self._servers[number] = self._watch_server(number, server.snapshot)
+                snapshot = self._mended(server)
+                self._replace(server, lost, f"replaced from its snapshot at update {snapshot['version']:,}")
+                self._servers[number] = self._watch_server(number, snapshot)
             except ChildError as failure:
                 raise RunError(f"{server.name} failed; its own traceback:\n{failure}") from None
         if self._chief is not None and (gone := self._look_at(self._chief)):
@@ -149,8 +151,22 @@ class Keeper:
             if gone := self._look_at(replay):
                 self._replay_lives[number] += 1
                 self._replace(replay, gone, "replaced by an empty one")
-                self._replays[number] = self._watch_replay(number)
+                self._replays[number] = self._watch_replay(number, replay.report)
         return stale
+
+    def open_calls(self) -> list[Future]:
+        watched = [*self._servers, *self._replays, *([self._chief] if self._chief is not None else [])]
+        return [call for component in watched for call in component.asked.values()]
+
+    def pause(self, paused: bool) -> None:
+        """While hands are stopping nobody waits for another: not for the gradients of a version, not for a learner's draws."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        if self._chief is not None:
+            self._chief.handle.call("pause", paused, timeout_s=SILENT_S)
+        for replay in self._replays:
+            replay.handle.call("relax", paused, timeout_s=SILENT_S)
 
     def _look_at(self, component: Watched) -> ChildLost | None:
         component.ask("report", REPORT_S)
@@ -162,6 +178,20 @@ class Keeper:
         except ChildError as failure:
             raise RunError(f"{component.name} failed; its own traceback:\n{failure}") from None
         return None
+
+    def _mended(self, server: Watched) -> dict[str, Any]:
+        """Its snapshot, with the updates that are lost counted (asynchronous; the chief tells synchronous ones), and with the
+        steps that the others were told since."""
+        assert server.snapshot is not None
+        snapshot, known = server.snapshot, server.report.get("version", 0)
+        lost = snapshot["lost"] + (0 if self._config.gather else max(known - snapshot["version"], 0))
+        table = {learner: {**entry, "steps": dict(entry["steps"])} for learner, entry in snapshot["table"].items()}
+        for other in self._servers:
+            for learner, lives in other.report.get("told", {}).items():
+                if entry := table.get(str(learner)):
+                    for life, steps in lives.items():
+                        entry["steps"][str(life)] = max(entry["steps"].get(str(life), 0), steps)
+        return {**snapshot, "lost": lost, "table": table}
 
     def _replace(self, lost: Watched, reason: ChildLost, how: str) -> None:
         lost.handle.close(time.monotonic())
@@ -186,7 +216,8 @@ class Keeper:
         """Totals of the run, by the servers' own tables."""
         outcomes = self._servers[0].report.get("outcomes", {})
         found: dict[str, Any] = {f"gradients_{name.replace(' ', '_')}": count for name, count in sorted(outcomes.items())}
-        found["lost_updates"] = max((server.report.get("lost", 0) for server in self._servers), default=0)
+        self._lost = max(self._lost, *(server.report.get("lost", 0) for server in self._servers))
+        found["lost_updates"] = self._lost
         found["replaced_servers"] = self.replaced
         if self._replays:
             told = [replay.report for replay in self._replays if replay.report]

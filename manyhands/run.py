@@ -311,6 +311,8 @@ class _Session:
         mean = self._mean()
         judged = self._recipe.evaluation.every_updates > 0  # then the judge says which is the best
         best = not judged and mean is not None and (self._best is None or mean > self._best)
+        if judged and self._best_judged is None and self._team.clock.steps >= self._recipe.total_steps:
+            best = True  # it ended before the judge did: the last is the best we know
         team_state = self._team.state(hurried)
         hands = team_state["hands"].values()
         continues = len(hands) == self._team.size and all(hand["sampler"]["continues"] for hand in hands)

@@ -129,17 +129,22 @@ class Team:
         within = math.inf if self._central is None else ADVANCE_TIMEOUT_S  # ranks have a deadline of their own
         at_most_s = math.inf if self._central is None else CALL_S  # rounds are counted, so that they are the same every time
         while True:
+            if isinstance(self._central, Keeper):
+                self._central.pause(False)
             for rank, hand in self._hands.items():
                 while len(self._open[rank]) < self._host.ahead:
                     self._open[rank].append(hand.call("advance", self._rollouts, at_most_s, timeout_s=within))
             yield from self._gather()
-            if not self._hands:
-                raise RunError("every learner was lost and none is to be replaced any more; the last checkpoint is good")
+            for who, does in (("learner", "learns"), ("actor", "acts")):
+                if not any(getattr(self._seats[rank], does) for rank in self._hands):
+                    raise RunError(f"every {who} was lost and none is to be replaced any more; the last checkpoint is good")
 
     def settle(self) -> list[Progress]:
         """What is still on its way. Afterwards nothing is, as a checkpoint needs it; but nobody waits long for an asynchronous
         hand, nor for one that is just being made."""
         progress: list[Progress] = []
+        if isinstance(self._central, Keeper):
+            self._central.pause(True)  # who has stopped already keeps nobody waiting
         until = time.monotonic() + (math.inf if self._central is None else SETTLE_S)
         while any(self._open[rank] for rank in self._ready) and time.monotonic() < until:
             progress += self._gather()
@@ -148,7 +153,9 @@ class Team:
     def _gather(self) -> list[Progress]:
         """What has arrived: of asynchronous hands anything, of the others a whole round."""
         oldest = {rank: calls[0] for rank, calls in self._open.items() if calls}
-        self._host.wait([call for call in oldest.values() if not call.done()], 0.5)
+        # A server's snapshot must be taken as soon as it comes, or the server waits for us and everybody for it.
+        others = self._central.open_calls() if isinstance(self._central, Keeper) else []
+        self._host.wait([call for call in (*oldest.values(), *others) if not call.done()], 0.5)
         if gave_up():
             raise GaveUp
         if isinstance(self._central, Keeper):
@@ -180,8 +187,9 @@ class Team:
             self._judged_at = self._judgement["updates"]
         except ChildLost as lost:
             self._judge.close(time.monotonic())
-            self._warn(f"{lost}; replaced")
-            self._judge = self._start_judge()
+            self._judge = self._start_judge() if self._restarts_left else None
+            self._restarts_left = max(self._restarts_left - 1, 0)
+            self._warn(f"{lost}; {'replaced' if self._judge else 'nobody judges any more'}")
         except (ChildError, RunError) as failure:
             raise _own_words(failure) from None
 
@@ -345,7 +353,7 @@ def make_host(recipe: Recipe, files: tuple[int, ...]) -> Host:
     if topology.host == "ray":
         from manyhands.cluster.host import RayHost
 
-        return RayHost(topology.address, topology.learners + topology.actors, new_name())
+        return RayHost(topology.address, topology.learners + topology.actors, new_name(), gpus=recipe.device != "cpu")
     return ProcessHost(files) if recipe.in_processes else InlineHost()
 
 

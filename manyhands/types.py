@@ -381,16 +381,8 @@ class Host(Protocol):
 
     ahead: int  # calls worth having in flight
 
-    def start(
-        self,
-        make: Callable[..., Any],
-        *arguments: Any,
-        name: str,
-        threads: int = 1,
-        door: str | None = None,
-        gpus: float = 0,
-    ) -> Handle:
-        """door: other components may call it, see address(); gpus: how many, or what part of one, it needs."""
+    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1, door: str | None = None) -> Handle:
+        """door: other components may call it, see address()."""
         ...
 
     def address(self, door: str, title: str) -> Address:

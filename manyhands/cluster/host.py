@@ -18,8 +18,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
+
+import numpy as np
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -39,6 +42,7 @@ from manyhands.types import Caller, RunError, UsageError
 
 OBJECT_STORE_BYTES = 512 * 2**20  # of a private cluster: parameters and batches in flight
 ASKED_AT_ONCE = 64  # callers of one component that may wait for their answers
+SUSPECT_S = 30.0  # how long a machine on which something was lost gets nothing new, if there are others
 NAME_TAKEN_S = 60.0  # how long a lost machine may take to be noticed
 
 
@@ -114,10 +118,17 @@ class OpenComponent(Component):
         await self._made.wait()
         result = super().call(method, *arguments)
         if not isinstance(result, Later):
-            return result
+            return _frozen(result)
         answer = asyncio.get_running_loop().create_future()
         result.then(answer.set_result)
         return await answer
+
+
+def _frozen(answer: Any) -> Any:
+    """Ray writes an answer down after the next call may have begun: what that one changes in place must not be in it."""
+    if isinstance(answer, dict):
+        return {name: _frozen(value) for name, value in answer.items()}
+    return answer.copy() if isinstance(answer, np.ndarray | list) else answer
 
 
 def _portable(error: Exception) -> Exception:
@@ -128,8 +139,8 @@ def _portable(error: Exception) -> Exception:
 
 
 class RayFuture:
-    def __init__(self, reference: Any, name: str, timeout_s: float) -> None:
-        self.reference, self._name = reference, name
+    def __init__(self, reference: Any, name: str, timeout_s: float, lost: Callable[[], None] = lambda: None) -> None:
+        self.reference, self._name, self._lost = reference, name, lost
         self.deadline = time.monotonic() + timeout_s
 
     def done(self) -> bool:
@@ -148,6 +159,7 @@ class RayFuture:
                 cause = error.cause
                 raise cause if isinstance(cause, ChildError | UsageError | RunError) else ChildError(str(error)) from None
             except RayActorError as error:
+                self._lost()
                 raise ChildLost(f"{self._name} {_reason(error)}") from None
             except RayError as error:
                 raise ChildLost(f"{self._name} {type(error).__name__}") from None
@@ -161,12 +173,12 @@ def _reason(error: Exception) -> str:
 
 
 class RayHandle:
-    def __init__(self, actor: Any, name: str, forget: Callable[[], None]) -> None:
-        self.actor, self.name, self._forget = actor, name, forget
+    def __init__(self, actor: Any, name: str, forget: Callable[[], None], lost: Callable[[], None]) -> None:
+        self.actor, self.name, self._forget, self._lost = actor, name, forget, lost
         self._closed = False
 
     def call(self, method: str, *arguments: Any, timeout_s: float = math.inf) -> RayFuture:
-        return RayFuture(self.actor.call.remote(method, *arguments), self.name, timeout_s)
+        return RayFuture(self.actor.call.remote(method, *arguments), self.name, timeout_s, self._lost)
 
     def where(self) -> tuple[str, int]:
         """Node and process."""
@@ -217,10 +229,12 @@ class RayAddress:
                     return DoorAddress(self.door, self.title).connect(0.0)
             try:
                 actor = ray.get_actor(self.door)
-                if self.shortcut and _on_this_machine(actor):
-                    time.sleep(0.02)  # its door opens any moment
+                if time.monotonic() >= deadline or not (self.shortcut and _on_this_machine(actor)):
+                    return RayCaller(actor, self.title)
+                time.sleep(0.02)  # its door opens any moment
+                if not gave_up():
                     continue
-                return RayCaller(actor, self.title)
+                raise GaveUp
             except (ValueError, RayError):
                 if gave_up():
                     raise GaveUp from None
@@ -245,14 +259,19 @@ def _machine() -> str:
 class RayHost:
     ahead = 2
 
-    def __init__(self, address: str, components: int, namespace: str, shortcut: bool = True) -> None:
-        """components: how many of them compute, and want a core each; shortcut: not through Ray within a machine."""
+    def __init__(self, address: str, components: int, namespace: str, shortcut: bool = True, gpus: bool = False) -> None:
+        """components: how many of them compute, and want a core each; shortcut: not through Ray within a machine; gpus: those
+        who compute share the cluster's, if it has any."""
+        if ray.is_initialized():
+            raise UsageError("topology.host = 'ray': this program is connected to a Ray cluster already; ray.shutdown() first")
         self._shortcut = shortcut and hasattr(os, "memfd_create")
         self._private = not address
         _join(address, components, namespace)
         self._placed: dict[int, tuple[str, str]] = {}  # node and kind of each component
         self._number = 0
+        self._suspects: dict[str, float] = {}  # nodes where something was lost, and until when they are avoided
         try:
+            self._gpus = min(ray.cluster_resources().get("GPU", 0) / components, 1.0) if gpus else 0.0
             self._check_size(components)
         except BaseException:
             self.close()
@@ -273,14 +292,13 @@ class RayHost:
         name: str,
         threads: int = 1,
         door: str | None = None,
-        gpus: float = 0,
     ) -> RayHandle:
         kind = name.rstrip("0123456789 of")
         node, self._number = self._choose_node(kind), self._number + 1
         number = self._number
         options: dict[str, Any] = {
             "num_cpus": 0,  # the cores were counted at the start; what is counted twice could never be replaced
-            "num_gpus": gpus,
+            "num_gpus": self._gpus if door is None else 0,
             "max_restarts": 0,
             "max_concurrency": 1 if door is None else ASKED_AT_ONCE,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
@@ -293,14 +311,20 @@ class RayHost:
         if door is not None and self._shortcut:
             actor.open.remote(door, name)
         self._placed[number] = (node, kind)
-        return RayHandle(actor, name, lambda: self._placed.pop(number, None))  # type: ignore[arg-type]
+        return RayHandle(actor, name, partial(self._placed.pop, number, None), partial(self._suspect, node))  # type: ignore[arg-type]
+
+    def _suspect(self, node: str) -> None:
+        """It may be the machine: Ray notices that later than we need another one."""
+        self._suspects[node] = time.monotonic() + SUSPECT_S
 
     def _choose_node(self, kind: str) -> str:
-        """Where the fewest of its kind are, then where the fewest components are."""
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        """Where the fewest of its kind are, then where the most cores are left."""
+        cores = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]}
+        sound = [node for node in cores if self._suspects.get(node, 0) < time.monotonic()]
+        nodes = [node for node in sound or cores if cores[node] > 0] or sound or list(cores)
         same = Counter(node for node, other in self._placed.values() if other == kind)
-        all_of_them = Counter(node for node, _ in self._placed.values())
-        return min(nodes, key=lambda node: (same[node], all_of_them[node], node))
+        placed = Counter(node for node, _ in self._placed.values())
+        return min(nodes, key=lambda node: (same[node], placed[node] - cores[node], node))
 
     def address(self, door: str, title: str) -> RayAddress:
         return RayAddress(door, title, self._shortcut)
@@ -335,6 +359,7 @@ def _join(address: str, components: int, namespace: str) -> None:
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
         ray.init(
+            address="local",  # whatever cluster this machine belongs to
             num_cpus=max(components, os.cpu_count() or 1),
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
@@ -346,7 +371,7 @@ def _join(address: str, components: int, namespace: str) -> None:
         _check_reachable(address)
     try:
         ray.init(address=address, **common)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"topology.address = {address!r}: no Ray cluster answers there ({reason})") from None
 

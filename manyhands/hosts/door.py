@@ -186,6 +186,8 @@ def _dial(address: DoorAddress, timeout_s: float) -> socket.socket:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             line.connect("\0" + address.name)
+            if _user_of(line) != os.geteuid():  # somebody else took the name
+                raise OSError(errno.EACCES, "another user listens there")
             return line
         except OSError as error:
             line.close()
@@ -194,6 +196,11 @@ def _dial(address: DoorAddress, timeout_s: float) -> socket.socket:
             if time.monotonic() >= deadline:
                 raise ChildLost(f"{address.title} could not be reached for {timeout_s:g} s ({error.strerror})") from None
         time.sleep(0.02)
+
+
+def _user_of(line: socket.socket) -> int:
+    """Who is at the other end."""
+    return CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))[1]
 
 
 def _numbered(packet: bytes) -> tuple[int, bytes]:
@@ -230,8 +237,7 @@ class Door:
 
     def _let_in(self) -> None:
         line, _ = self._listener.accept()
-        _, uid, _ = CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-        if uid == os.geteuid():
+        if _user_of(line) == os.geteuid():
             self._guests[line.fileno()] = Guest(line)
         else:
             line.close()

@@ -69,15 +69,7 @@ class InlineHost:
     def __init__(self) -> None:
         self._doors: dict[str, InlineHandle] = {}
 
-    def start(
-        self,
-        make: Callable[..., Any],
-        *arguments: Any,
-        name: str,
-        threads: int = 0,
-        door: str | None = None,
-        gpus: float = 0,
-    ) -> Handle:
+    def start(self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 0, door: str | None = None) -> Handle:
         handle = InlineHandle(make(*arguments), name)
         if door is not None:
             self._doors[door] = handle

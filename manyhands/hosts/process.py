@@ -289,15 +289,9 @@ class ProcessHost:
         self._files = files  # descriptors of shared memory that every component inherits
 
     def start(
-        self,
-        make: Callable[..., Any],
-        *arguments: Any,
-        name: str,
-        threads: int = 1,
-        door: str | None = None,
-        gpus: float = 0,
+        self, make: Callable[..., Any], *arguments: Any, name: str, threads: int = 1, door: str | None = None
     ) -> ProcessHandle:
-        """door: the name under which other components find this one, see address(). gpus: all are there anyway."""
+        """door: the name under which other components find this one, see address()."""
         entrance = None if door is None else (door, name)
         child = Child(_serve, make, arguments, entrance, name=name, files=self._files, threads=threads, waits=door is not None)
         return ProcessHandle(child)

@@ -7,6 +7,7 @@ they are too far ahead. A shard that is lost is drawn from again when another ha
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,24 @@ AGAIN_S = 0.5  # before a lost shard is looked for again
 
 class RemoteReplay:
     def __init__(
-        self, config: ReplayConfig, places: tuple[Address, ...], seat: Seat, device: torch.device, seed: int, total_steps: int
+        self,
+        config: ReplayConfig,
+        places: tuple[Address, ...],
+        seat: Seat,
+        device: torch.device,
+        seed: int,
+        total_steps: int,
+        steps: Callable[[], int],
     ) -> None:
-        self._total_steps = total_steps
+        """steps: of the whole run so far."""
+        self._total_steps, self._steps = total_steps, steps
         self._config, self._seat, self._device, self._seed = config, seat, device, seed
         self._places = places
         self._lines = Lines(places)  # for actors, who wait for a shard that was lost
         self._callers: list[Caller | None] = [None] * len(places)  # for learners, who go on without it
         self._look_again = [0.0] * len(places)
-        self._known: list[dict[str, Any]] = [{"added": 0, "drawn": 0, "mass": 0.0, "size": 0, "life": -1} for _ in places]
-        self._lost = {"added": 0, "drawn": 0}  # with shards that are no more
+        nothing = {"added": 0, "drawn": 0, "mass": 0.0, "size": 0, "life": -1, "free": False}
+        self._known: list[dict[str, Any]] = [dict(nothing) for _ in places]
         self._sequence = self._draws = 0
         self._warm = False
 
@@ -56,6 +65,8 @@ class RemoteReplay:
 
     def _room(self) -> bool:
         added, drawn = self._total("added"), self._total("drawn")
+        if any(known["free"] for known in self._known):
+            return True
         ahead = AHEAD_BATCHES * self._config.batch
         return added <= self._config.warmup_steps + (drawn + ahead) / self._config.intensity
 
@@ -83,7 +94,7 @@ class RemoteReplay:
     def _paid(self, batch: int) -> bool:
         added, drawn = self._total("added"), self._total("drawn")
         self._warm = self._warm or added >= self._config.warmup_steps
-        if not self._warm or sum(known["size"] for known in self._known) < 1:
+        if not self._warm or sum(known["mass"] for known in self._known) <= 0:
             return False
         return drawn + batch <= self._config.intensity * max(added - self._config.warmup_steps, 0)
 
@@ -110,7 +121,7 @@ class RemoteReplay:
         if not self._config.prioritized:
             return torch.ones_like(priority)
         total, size = (sum(known[name] for known in self._known) for name in ("mass", "size"))
-        beta = schedules.linear(self._config.beta, 1.0, self._total("added") / self._total_steps)
+        beta = schedules.linear(self._config.beta, 1.0, self._steps() / self._total_steps)
         weight = (priority / total * size).clamp(min=1e-12) ** -beta
         return weight / weight.max()
 
@@ -159,11 +170,7 @@ class RemoteReplay:
         self._known[shard] = {**self._known[shard], "mass": 0.0, "size": 0}
 
     def _note(self, shard: int, answer: dict[str, Any]) -> None:
-        known = self._known[shard]
-        if known["life"] not in (-1, answer["life"]):  # what its predecessor had counts as used: the ratio stays
-            for name in self._lost:
-                self._lost[name] += known[name]
-        self._known[shard] = {name: answer[name] for name in known}
+        self._known[shard] = {name: answer[name] for name in self._known[shard]}
 
     def _look(self) -> None:
         calls = {shard: self._call(shard, "report") for shard in range(len(self._places))}
@@ -171,7 +178,7 @@ class RemoteReplay:
             self._answer(shard, call)
 
     def _total(self, name: str) -> int:
-        return self._lost[name] + sum(known[name] for known in self._known)
+        return sum(known[name] for known in self._known)
 
     def state(self) -> dict:
         return {"contents": False}

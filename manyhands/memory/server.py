@@ -20,14 +20,25 @@ SENT = ("obs", "first", "action", "reward", "discount", "cut", "weight")  # of a
 
 
 class ReplayServer:
-    def __init__(self, config: ReplayConfig, spec: EnvSpec, num_envs: int, total_steps: int, seed: int, life: int) -> None:
-        """config: of one actor's share."""
+    def __init__(
+        self,
+        config: ReplayConfig,
+        spec: EnvSpec,
+        num_envs: int,
+        total_steps: int,
+        seed: int,
+        life: int,
+        before: tuple[int, int] = (0, 0),
+    ) -> None:
+        """config: of one actor's share; before: what was added to and drawn from those whose place this one takes."""
         torch.set_num_threads(1)
         self._config, self._spec, self._num_envs, self._total_steps = config, spec, num_envs, total_steps
         self._seed, self._life = seed, life
         self._rings: dict[int, Replay] = {}  # by actor
         self._last: dict[int, tuple[int, int]] = {}  # life and sequence number of each actor's newest rollout
-        self._added = self._drawn = self._draws = 0
+        self._added, self._drawn = before
+        self._draws = 0
+        self._free = False  # actors need not wait for learners
 
     def add(self, actor: int, life: int, sequence: int, arrays: dict[str, np.ndarray], steps: int) -> dict[str, Any]:
         """A rollout; one that was sent twice is added once."""
@@ -75,7 +86,12 @@ class ReplayServer:
 
     def report(self) -> dict[str, Any]:
         mass, size = (sum(f(ring) for ring in self._rings.values()) for f in (lambda r: r.mass, len))
-        return {"life": self._life, "added": self._added, "drawn": self._drawn, "mass": mass, "size": size}
+        counts = {"added": self._added, "drawn": self._drawn}
+        return {"life": self._life, **counts, "mass": mass, "size": size, "free": self._free}
+
+    def relax(self, free: bool) -> None:
+        """Whether actors may run ahead: when learners have stopped for a while, nobody must wait for them."""
+        self._free = free
 
     def close(self) -> None:
         pass

@@ -1,17 +1,20 @@
-"""Update rules: settings that make a torch optimiser over one flat vector (or a slice of it).
+"""Update rules over one flat vector, or a slice of it.
 
-What torch.optim has is used as it is; what it lacks is written here.
+What torch.optim has is used as it is, in its functional form (an Optimizer object would import the compiler, more than a second
+in every process); what it lacks is written here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
 
 from manyhands.maths import schedules
 from manyhands.types import UsageError
@@ -42,11 +45,12 @@ class Rule:
         if self.scaling != "none" and self.reference_batch < 1:
             raise UsageError(f"rule.scaling = {self.scaling!r} needs rule.reference_batch, the batch the rate was found for")
 
-    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+        """One step, in place."""
         raise TypeError("choose a concrete rule")
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
-        """What the optimiser remembers before its first step: vectors as long as the parameters, and scalars."""
+        """What the rule remembers before its first step: vectors as long as the parameters, and scalars."""
         raise TypeError("choose a concrete rule")
 
     def rate(self, batch: int, progress: float) -> float:
@@ -62,8 +66,12 @@ class Adam(Rule):
     beta2: float = 0.999
     epsilon: float = 1e-5
 
-    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adam([parameters], betas=(self.beta1, self.beta2), eps=self.epsilon, fused=True)
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+        m, v, t = (memory[name] for name in ("exp_avg", "exp_avg_sq", "step"))
+        adam(
+            [parameters], [gradient], [m], [v], [], [t], fused=True, amsgrad=False, beta1=self.beta1, beta2=self.beta2, lr=rate,
+            weight_decay=0.0, eps=self.epsilon, maximize=False,
+        )  # fmt: skip
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
         moments = {name: torch.zeros_like(parameters) for name in ("exp_avg", "exp_avg_sq")}
@@ -84,10 +92,21 @@ class RMSProp(Rule):
         if self.initial_square and not self.epsilon_inside:
             raise UsageError("rule.initial_square needs rule.epsilon_inside = true: torch's own RMSProp starts at 0")
 
-    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
         if self.epsilon_inside:
-            return RootRMSProp([parameters], self.decay, self.epsilon, self.initial_square)
-        return torch.optim.RMSprop([parameters], alpha=self.decay, eps=self.epsilon, foreach=False)
+            self._apply_inside(parameters, gradient, memory["square_avg"], rate)
+            return
+        rmsprop(
+            [parameters], [gradient], [memory["square_avg"]], [], [], [memory["step"]], foreach=False, lr=rate,
+            alpha=self.decay, eps=self.epsilon, weight_decay=0.0, momentum=0.0, centered=False,
+        )  # fmt: skip
+
+    def _apply_inside(self, parameters: Tensor, gradient: Tensor, square: Tensor, rate: float) -> None:
+        """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
+        # Piece by piece: five passes over what the cache holds cost half of five passes over everything.
+        for theta, r, g in zip(*(x.split(PIECE) for x in (parameters, square, gradient)), strict=True):
+            r.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
+            theta.addcdiv_(g, (r + self.epsilon).sqrt_(), value=-rate)
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
         state = {"square_avg": torch.full_like(parameters, self.initial_square)}
@@ -102,29 +121,11 @@ class AdaGrad(Rule):
     initial_square: float = 0.0
     """Where the sum of squares starts."""
 
-    def optimiser(self, parameters: Tensor) -> torch.optim.Optimizer:
-        return torch.optim.Adagrad([parameters], eps=self.epsilon, initial_accumulator_value=self.initial_square, fused=True)
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+        adagrad(
+            [parameters], [gradient], [memory["sum"]], [memory["step"]], fused=not parameters.is_cuda, lr=rate,
+            weight_decay=0.0, lr_decay=0.0, eps=self.epsilon, maximize=False,
+        )  # fmt: skip
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
         return {"step": torch.zeros(()), "sum": torch.full_like(parameters, self.initial_square)}
-
-
-class RootRMSProp(torch.optim.Optimizer):
-    """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
-
-    def __init__(self, parameters: list[Tensor], decay: float, epsilon: float, initial_square: float) -> None:
-        defaults = {"lr": 0.0, "decay": decay, "epsilon": epsilon, "initial_square": initial_square}
-        super().__init__(parameters, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["square_avg"] = torch.full_like(parameter, group["initial_square"])
-                square = state["square_avg"]
-                # Piece by piece: five passes over what the cache holds cost half of five passes over everything.
-                for piece, r, g in zip(*(x.split(PIECE) for x in (parameter, square, parameter.grad)), strict=True):
-                    r.mul_(group["decay"]).addcmul_(g, g, value=1 - group["decay"])
-                    piece.addcdiv_(g, (r + group["epsilon"]).sqrt_(), value=-group["lr"])

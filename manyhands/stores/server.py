@@ -78,7 +78,7 @@ class Server:
     ) -> None:
         torch.set_num_threads(threads)
         keep_memory()
-        self._shard = Shard(torch.zeros(size), torch.zeros(size), rule)
+        self._shard = Shard(torch.zeros(size), torch.zeros(0), rule)
         self._limits, self._life = limits, life
         self.version = 0
         self._table: dict[int, Entry] = {}
@@ -125,9 +125,8 @@ class Server:
         return APPLIED if _finite(gradient) else NOT_FINITE
 
     def _apply(self, gradient: np.ndarray, rate: float) -> None:
-        self._shard.parameters.grad = as_tensor(gradient)
+        self._shard.gradient = as_tensor(gradient)
         self._shard.apply(rate)
-        self._shard.parameters.grad = None
         self.version += 1
 
     def _count(self, learner: int, life: int, steps: int) -> Entry:
@@ -155,9 +154,10 @@ class Server:
         entry = self._count(origin.learner, origin.life, steps)
         if (origin.life, origin.sequence) <= (entry.life, entry.sequence):
             return self._answer(entry.outcome if origin.sequence == entry.sequence else REPEATED)
-        if base.version < self.version:
-            self._decide(entry, origin, LATE)
-            return self._answer(LATE)
+        if base.life != self._life or base.version < self.version:
+            outcome = LATE if base.life == self._life else OLD_LIFE
+            self._decide(entry, origin, outcome)
+            return self._answer(outcome)
         if not _finite(gradient):
             self._decide(entry, origin, NOT_FINITE)
             return self._answer(NOT_FINITE)
@@ -184,6 +184,14 @@ class Server:
                         self._decide(self._table[learner], origin, LATE)
         return self._answer("", latency_s=time.perf_counter() - begin)
 
+    def catch_up(self, version: int) -> dict[str, Any]:
+        """After a restart from a snapshot: the others are at this version, what they have more is lost here."""
+        if version > self.version:
+            self._lost += version - self.version
+            self.version = version
+            self._held = {key: held for key, held in self._held.items() if key[0] >= version}
+        return self._answer("")
+
     # -- asked by the parent --------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
@@ -194,9 +202,11 @@ class Server:
                 outcomes[outcome] = outcomes.get(outcome, 0) + count
         staleness, self._staleness = self._staleness, {}
         answer = self._answer("")
+        told = {learner: dict(entry.steps) for learner, entry in self._table.items()}
         return {
             "version": self.version,
             "steps": answer["steps"],
+            "told": told,
             "outcomes": outcomes,
             "lost": self._lost,
             "staleness": staleness,

@@ -20,9 +20,10 @@ from manyhands.hosts.lines import Lines
 from manyhands.nets.flat import Model
 from manyhands.stores.gate import Gate
 from manyhands.stores.rules import Rule
-from manyhands.stores.server import APPLIED, LATE, OLD_LIFE, Base, Limits, Origin, as_tensor
+from manyhands.stores.server import APPLIED, HELD, LATE, Base, Limits, Origin, as_tensor
 from manyhands.types import Clock, GradientInfo, Places, Receipt, Seat, UsageError
 
+TRIES = 5  # pulls, before parameters of two versions are taken
 OUTLIER_MEMORY = 100  # losses that the filter remembers, and that it wants to see before it judges
 
 
@@ -105,9 +106,16 @@ class ServersStore:
 
     def refresh(self) -> Clock:
         if not self._fresh:
-            self._take(self._lines.ask("pull", lambda number: (self._seat.number, self._seat.life, self._steps)))
+            self._pull()
         self._fresh = False
         return self.clock
+
+    def _pull(self) -> None:
+        """Of synchronous servers all of the same version, unless one of them began anew and is behind."""
+        for _ in range(TRIES if self._chief is not None else 1):
+            self._take(self._lines.ask("pull", lambda number: (self._seat.number, self._seat.life, self._steps)))
+            if len({base.version for base in self._bases}) == 1:
+                return
 
     def step(self, info: GradientInfo) -> Receipt:
         norm = self._gate.admit(self.clock.updates)
@@ -148,15 +156,16 @@ class ServersStore:
         """Left with every server, then announced; the answer is the version that it is part of, or that it came too late for."""
         origin, arrays = self._origin(), self._arrays()
         version = max(base.version for base in self._bases)
-        asked = Base(self._bases[0].life, version)
-        held = self._lines.ask("offer", lambda number: (origin, asked, arrays[number], self._steps))
+        bases = [Base(base.life, version) for base in self._bases]
+        held = self._lines.ask("offer", lambda number: (origin, bases[number], arrays[number], self._steps))
         begin = time.perf_counter()
-        outcomes = {answer["outcome"] for answer in held}
-        told: dict[str, Any] = {"outcome": LATE, "latency_s": 0.0}
-        if not outcomes & {LATE, OLD_LIFE}:
-            (told,) = chief.ask_all("announce", origin, version, info.samples, self.clock.steps)
+        refused = [answer["outcome"] for answer in held if answer["outcome"] != HELD]
+        if set(refused) <= {LATE}:  # also who is late says so: the chief knows then who is slow
+            (told,) = chief.ask_all("announce", origin, version, info.samples, self.clock.steps, not refused)
+        else:
+            told = {"outcome": refused[0], "latency_s": 0.0}
         waited = time.perf_counter() - begin
-        self._take(self._lines.ask("pull", lambda number: (self._seat.number, self._seat.life, self._steps)))
+        self._pull()
         latency = 1e3 * told["latency_s"]
         late = float(told["outcome"] != APPLIED)
         return told["outcome"], {"latency_ms": latency, "waiting_ms": 1e3 * waited - latency, "late_gradients": late}

@@ -3,6 +3,7 @@ shared store is while it is being worked on, and what a parameter server serves.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from manyhands.stores.rules import Rule
@@ -12,16 +13,14 @@ class Shard:
     """`memory` holds the rule's own tensors, alive: copying into them is loading."""
 
     def __init__(self, parameters: Tensor, gradient: Tensor, rule: Rule, memory: dict[str, Tensor] | None = None) -> None:
-        self.parameters = parameters.requires_grad_(False)
-        self.parameters.grad = gradient
+        self.parameters, self.gradient = parameters.requires_grad_(False), gradient
         self.memory = rule.initial_state(parameters) if memory is None else memory
-        self._optimiser = rule.optimiser(parameters)
-        self._optimiser.state[parameters].update(self.memory)
+        self._rule = rule
 
+    @torch.no_grad()
     def apply(self, rate: float) -> None:
         """One step of the rule with the gradient."""
-        self._optimiser.param_groups[0]["lr"] = rate
-        self._optimiser.step()
+        self._rule.apply(self.parameters, self.gradient, self.memory, rate)
 
     def state(self) -> dict:
         return {"parameters": self.parameters, "optimiser": self.memory}

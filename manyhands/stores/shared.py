@@ -207,8 +207,8 @@ class SharedStore:
 
     def _apply_in_place(self, rate: float) -> int:
         (shard,) = self._shards
-        if shard.parameters.grad is not self.model.gradient:
-            shard.parameters.grad.copy_(self.model.gradient)  # type: ignore[union-attr]
+        if shard.gradient is not self.model.gradient:
+            shard.gradient.copy_(self.model.gradient)
         shard.apply(rate)
         with self.locks.hold(self._counters):
             found = int(self._central.updates[0, 0])
