@@ -249,3 +249,25 @@ def test_late_learners_do_not_hold_up_a_version():
         assert receipt.clock.updates == 24
         for worker in workers:
             worker.close(0.0)
+
+
+def test_a_synchronous_server_that_begins_anew_catches_up_with_the_chief():
+    """Its only server loses some versions; the learner that asks it afterwards must not be late for ever."""
+    rule, host = Adam(learning_rate=0.01), ProcessHost()
+    recipe = recipe_of(rule, gather=1, snapshot_s=1e6)
+    with kept(host, recipe) as keeper:
+        model = make_model()
+        store = ServersStore(model, rule, TOTAL, recipe.store, Seat(), keeper.at)
+        store.refresh()
+        model.gradient.fill_(0.1)
+        assert all(store.step(GradientInfo(0, 1)).applied for _ in range(5))
+        os.kill(keeper._servers[0].handle.child.pid, signal.SIGKILL)
+        until = time.monotonic() + 20
+        while keeper.replaced == 0 and time.monotonic() < until:
+            keeper.watch()
+        outcomes = [store.step(GradientInfo(0, 1)).applied for _ in range(6)]
+        store.close()
+        assert outcomes[-3:] == [True] * 3
+        assert store.clock.updates >= 5 + 3
+        report = keeper._servers[0].handle.call("report", timeout_s=20).result()
+        assert report["lost"] == 5 and report["outcomes"][APPLIED] == report["version"] - 5

@@ -60,7 +60,7 @@ def frozen(gather: int, seconds: float) -> tuple[float, float, dict]:
             wait_for(lambda: keeper.watch() is not None and keeper._chief.report.get("version", 0) > 10)
             before = rate(keeper, min(seconds, 10.0))
             os.kill(sleepers[2].child.pid, signal.SIGSTOP)
-            time.sleep(2 * GRADIENT_S)  # what it had pushed already
+            rate(keeper, 1.0)  # what it had pushed already, and what the chief had not told yet
             during = rate(keeper, seconds)
             metrics = keeper.metrics()
             os.kill(sleepers[2].child.pid, signal.SIGCONT)
