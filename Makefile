@@ -31,8 +31,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# These take every core by themselves; the others are run two at a time.
+TEAMS := tests/learning tests/topologies
+
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=,$(TEAMS))
+	$(BIN)/pytest $(TEAMS)
 
 test-all: lint
 	$(BIN)/pytest -m "slow or not slow"

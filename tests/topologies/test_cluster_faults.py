@@ -107,3 +107,48 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
     begin = time.monotonic()
     wait_for(lambda: not alive(everybody), 15)
     assert time.monotonic() - begin < 15 and set(os.listdir("/dev/shm")) <= shared
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp_path):
+    run_dir = tmp_path / "run"
+    options = ("--memory.warmup-steps", 200, "--topology.host", "ray", "--topology.address", cluster.address)
+    process = start("gorila-global-snake", run_dir, *options)
+    wait_for(lambda: last(run_dir)["updates"] > 100, 90)
+    victim = cluster.more.pop()
+    cluster.remove_node(victim, allow_graceful=False)
+    lost = time.monotonic()
+    # Something that sat there is replaced, and the run goes on.
+    wait_for(lambda: last(run_dir)["replaced_servers"] + last(run_dir)["replaced_learners"] > 0, 90)
+    before = last(run_dir)["updates"]
+    wait_for(lambda: last(run_dir)["updates"] > before + 100, 120)
+    cluster.more.append(cluster.add_node(**cluster.common))
+    assert time.monotonic() - lost < 150
+    errors = stop(process)
+    assert process.returncode == 130 and "Traceback" not in errors, errors
+    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
+    for server in state["servers"]:
+        applied = [entry["outcomes"].get("applied", 0) for entry in server["table"].values()]
+        assert sum(applied) == server["version"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_under_kills_nothing_beyond_the_staleness_limit_is_applied_and_the_counter_is_what_the_table_says(tmp_path):
+    run_dir = tmp_path / "run"
+    limit = ("--store.max-staleness", 2, "--store.snapshot-s", 0.5, "--memory.warmup-steps", 400, "--topology.learners", 3)
+    process = start("gorila-snake", run_dir, *limit)
+    for part in ("parameter server 0 of 2", "parameter server 1 of 2"):
+        before = last(run_dir)["updates"]
+        os.kill(find(process, part), signal.SIGKILL)
+        wait_for(lambda: last(run_dir)["updates"] > before + 100, 90)  # noqa: B023
+    stop(process)
+    row = last(run_dir)
+    stale = [int(k) for entry in Run.open(run_dir).metrics() for k in entry.get("staleness_counts", {})]
+    assert max(stale) <= 2 and row["gradients_stale"] > 0  # none beyond the limit was applied
+    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
+    server = state["servers"][0]
+    applied = sum(entry["outcomes"].get("applied", 0) for entry in server["table"].values())
+    assert applied == server["version"] == state["updates"]
+    assert server["lost"] > 0 and row["lost_updates"] > 0  # what came after the snapshot, said aloud

@@ -16,8 +16,8 @@ from manyhands.maths import random
 from manyhands.run import Run
 from tests.processes import alive, children, command, descendants, wait_for, written
 
-LATER = ("cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn", "cartpole-ga3c", "cartpole-ba3c")
-TOPOLOGIES = ["cartpole-ppo-sync", "cartpole-appo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
+LATER = ("cartpole-ppo-sync", "cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn", "cartpole-ga3c", "cartpole-ba3c")
+TOPOLOGIES = ["cartpole-appo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
 SYNCHRONOUS = {"cartpole-ppo-sync", "cartpole-ba3c"}
 
 

@@ -79,6 +79,7 @@ def test_a_learner_frozen_for_half_a_minute_does_not_slow_the_others_with_a_back
     assert during >= 0.9 * before, (before, during)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_without_backups_everybody_waits_and_the_metrics_say_for_whom():
     before, during, metrics = frozen(LEARNERS, 3.0)
