@@ -1,10 +1,10 @@
 """Parameter servers: what a push and pull costs, against model size, servers and learners, on both hosts.
 
-Random gradients, RMSProp as in Downpour, float32. push+pull: a gradient goes out and the newest parameters are back in the
+Constant gradients, float32; snapshots are off, as nobody asks for them here. push+pull: a gradient goes out and the newest parameters are back in the
 model; update: the server's own part of it (latency in the paper); comms: the rest. The plot has the paper's three lines against
 the number of parameters; its third one, the gradient, is a batch of 32 through a network of that size.
 
-    python benchmarks/parameter_server.py [--json] [--hosts process ray ray-far] [--plot lines.png] [--quick]
+    python benchmarks/parameter_server.py [--json] [--hosts process ray ray-far] [--rule adam] [--plot lines.png] [--quick]
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
 from manyhands.nets.flat import Model, flatten
-from manyhands.stores.rules import RMSProp
+from manyhands.stores.rules import AdaGrad, Adam, RMSProp
 from manyhands.stores.servers import ServersConfig, ServersStore
 from manyhands.types import EnvSpec, GradientInfo, Places, Seat
 
-RULE = RMSProp(learning_rate=1e-6, decay=0.9, epsilon=1e-8, epsilon_inside=True)
+RULES: dict[str, Any] = {
+    "rmsprop": RMSProp(learning_rate=1e-6, decay=0.9, epsilon=1e-8, epsilon_inside=True),  # Downpour
+    "adagrad": AdaGrad(learning_rate=1e-6),  # Gorila
+    "adam": Adam(learning_rate=1e-6, beta1=0.8, beta2=0.75, epsilon=1e-8),  # distributed BA3C
+}
 NATURE = 1_687_719  # parameters, with six actions
 SIZES = (100_000, 400_000, NATURE, 5_000_000, 15_000_000, 30_000_000)
 
@@ -40,6 +44,8 @@ class Options:
     """Where the servers run. ray-far: as between machines, where parameters travel through Ray itself."""
     pushes: int = 60
     """Of each learner and setting; the median is told."""
+    rule: Literal["rmsprop", "adagrad", "adam"] = "rmsprop"
+    """What the servers apply: as in Downpour, in Gorila, or in distributed BA3C."""
     plot: str = ""
     """Also draw the three lines against model size into this PNG."""
     quick: bool = False
@@ -75,8 +81,11 @@ class Pusher:
         self._store.close()
 
 
-def measure(host_name: str, size: int, shards: int, learners: int, pushes: int) -> dict[str, Any]:
-    recipe = Recipe(rule=RULE, store=ServersConfig(shards=shards, snapshot_s=1e6), topology=TopologyConfig(learners))
+def measure(host_name: str, size: int, shards: int, learners: int, pushes: int, rule: str) -> dict[str, Any]:
+    where: Any = host_name.split("-")[0]
+    recipe = Recipe(
+        rule=RULES[rule], store=ServersConfig(shards=shards, snapshot_s=2.0), topology=TopologyConfig(learners, host=where)
+    )
     host: Any = ProcessHost()
     if host_name.startswith("ray"):
         from manyhands.cluster.host import RayHost
@@ -152,7 +161,7 @@ def main(options: Options) -> None:
         print(f"{'host':<8} {'parameters':>11} servers learners  push+pull     comms    update   updates/s")
     for host in options.hosts:
         for size, shards, learners in settings(options):
-            row = measure(host, size, shards, learners, max(options.pushes * NATURE // max(size, NATURE), 8))
+            row = measure(host, size, shards, learners, max(options.pushes * NATURE // max(size, NATURE), 8), options.rule)
             rows.append(row)
             if not options.json:
                 print(

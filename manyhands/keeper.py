@@ -107,8 +107,10 @@ class Keeper:
 
     def _start_server(self, number: int, snapshot: dict[str, Any]) -> Handle:
         size = self._pieces[number].stop - self._pieces[number].start
-        # An update is short, and whoever waits for it leaves a core free meanwhile.
-        threads = min(max(cores() // len(self._pieces), 1), MOST_THREADS)
+        # A lone learner leaves its core free while it waits for the update; several never do.
+        topology = self._recipe.topology
+        shared_by = len(self._pieces) * topology.learners if topology.host == "process" else cores()
+        threads = min(max(cores() // shared_by, 1), MOST_THREADS)
         arguments = (self._recipe.rule, size, self._config.limits, self._lives[number], snapshot, threads)
         return self._host.start(Server, *arguments, name=self._titles[number], threads=threads, door=self._doors[number])
 
