@@ -1,8 +1,8 @@
 """Parameter servers: what a push and pull costs, against model size, servers and learners, on both hosts.
 
-Constant gradients, float32; snapshots are off, as nobody asks for them here. push+pull: a gradient goes out and the newest parameters are back in the
-model; update: the server's own part of it (latency in the paper); comms: the rest. The plot has the paper's three lines against
-the number of parameters; its third one, the gradient, is a batch of 32 through a network of that size.
+Constant gradients, float32; no snapshots are taken here. push+pull: a gradient goes out and the newest parameters are back in
+the model; update: the server's own part of it (latency in the paper); comms: the rest. The plot has the paper's three lines
+against the number of parameters; its third one, the gradient, is a batch of 32 through a network of that size.
 
     python benchmarks/parameter_server.py [--json] [--hosts process ray ray-far] [--rule adam] [--plot lines.png] [--quick]
 """
