@@ -339,6 +339,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"manyhands: {error}", file=sys.stderr)
         code = 1
     except KeyboardInterrupt:
+        print("manyhands: interrupted", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:  # `manyhands recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

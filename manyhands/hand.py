@@ -11,6 +11,7 @@ import torch
 from manyhands.build import Custom, Meeting, make_learner
 from manyhands.config import Recipe
 from manyhands.hosts.process import GaveUp, gave_up
+from manyhands.memory.remote import RemoteReplay
 from manyhands.memory.replay import ReplayConfig
 from manyhands.types import Progress, Rollout, RunError, Seat
 
@@ -42,7 +43,12 @@ class Hand:
         try:
             if not self._acts:
                 self._learn_for_a_while()
+            memory = learner.memory
+            if isinstance(memory, RemoteReplay):
+                memory.look()
             for _ in range(rollouts if self._acts else 0):
+                if isinstance(memory, RemoteReplay) and memory.paused:
+                    break
                 if learner.clock.steps >= self._total_steps or time.monotonic() >= until:
                     break
                 episodes += self._next_rollout().episodes

@@ -160,6 +160,13 @@ class Keeper:
         watched = [*self._servers, *self._replays, *([self._chief] if self._chief is not None else [])]
         return [call for component in watched for call in component.asked.values()]
 
+    def look(self) -> None:
+        """The counters as they are now, where those of a moment ago will not do."""
+        for server in self._servers:
+            with contextlib.suppress(ChildLost, ChildError):  # watch() deals with it
+                staleness = server.report.get("staleness", {})
+                server.report = {**server.handle.call("report", timeout_s=SILENT_S).result(), "staleness": staleness}
+
     def pause(self, paused: bool) -> None:
         """While hands are stopping nobody waits for another: not for the gradients of a version, not for a learner's draws."""
         if paused == self._paused:

@@ -32,7 +32,7 @@ class Learner:
         self._algorithm = algorithm
         self.model = model
         self.sampler = sampler
-        self._memory = memory
+        self.memory = memory
         self.store = store
         self._total_steps = total_steps
         self.actor = Actor(algorithm, model, keep_acting)
@@ -50,10 +50,10 @@ class Learner:
             if rollout is not None:
                 paid = self.store.count(rollout.steps)
                 self.clock = self.store.clock
-                self._memory.add(rollout if paid == rollout.steps else replace(rollout, steps=paid))
+                self.memory.add(rollout if paid == rollout.steps else replace(rollout, steps=paid))
                 self._note_lag(rollout)
             # While the simulators are busy a replay hands out its share of what is owed; a fresh memory has nothing then.
-            while (batch := self._memory.next()) is not None:
+            while (batch := self.memory.next()) is not None:
                 self._update(batch)
                 self.learn_seconds += time.perf_counter() - begin
                 yield None
@@ -88,7 +88,7 @@ class Learner:
         receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
         self.clock = receipt.clock
         if loss.priority is not None:
-            self._memory.feedback(batch.keys, loss.priority)
+            self.memory.feedback(batch.keys, loss.priority)
         self.sums.add({**loss.metrics, **receipt.metrics})
         if "comms_ms" in receipt.metrics:  # the third of the papers' lines
             self.sums.add({"gradient_ms": 1e3 * (computed - begin)})
@@ -97,14 +97,14 @@ class Learner:
         """Without the store's, which may be everybody's."""
         return {
             "sampler": self.sampler.state(mid_rollout),
-            "memory": self._memory.state(),
+            "memory": self.memory.state(),
             "sums": self.sums.state(),
             **({"target": self._target.state()} if self._target else {}),
         }
 
     def load(self, state: dict) -> None:
         self.sampler.load(state["sampler"])
-        self._memory.load(state["memory"])
+        self.memory.load(state["memory"])
         self.sums.load(state["sums"])
         if self._target:
             self._target.load(state["target"])

@@ -147,6 +147,8 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], spec: EnvSpec, sta
         recipe = run.recipe
         display.say(str(recipe.env))
         display.say(f"{build.placement(recipe)}; writing to {run.directory}")
+        if recipe.in_processes:
+            display.say("starting the processes; this takes a while")
         team = Team(recipe, run.custom, spec, display.warn, state and state["team"])
         if state is not None and _about_replay(state["team"]).get("replay", "saved") != "saved":
             display.say("the replay was not saved (checkpoint.replay = false): it is filled anew before learning goes on")

@@ -148,6 +148,8 @@ class Team:
         until = time.monotonic() + (math.inf if self._central is None else SETTLE_S)
         while any(self._open[rank] for rank in self._ready) and time.monotonic() < until:
             progress += self._gather()
+        if isinstance(self._central, Keeper):
+            self._central.look()
         return progress
 
     def _gather(self) -> list[Progress]:

@@ -28,6 +28,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 try:
     import ray
+    from ray._private import ray_constants
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError:
@@ -42,6 +43,7 @@ from manyhands.types import Caller, RunError, UsageError
 
 OBJECT_STORE_BYTES = 512 * 2**20  # of a private cluster: parameters and batches in flight
 ASKED_AT_ONCE = 64  # callers of one component that may wait for their answers
+MOST_PER_CORE = 8  # learners and actors, on a private cluster
 SUSPECT_S = 30.0  # how long a machine on which something was lost gets nothing new, if there are others
 NAME_TAKEN_S = 60.0  # how long a lost machine may take to be noticed
 
@@ -358,14 +360,24 @@ _Actor, _OpenActor = (cast(Any, ray.remote)(concurrency_groups={"signals": 2})(k
 def _join(address: str, components: int, namespace: str) -> None:
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
-        ray.init(
-            address="local",  # whatever cluster this machine belongs to
-            num_cpus=max(components, os.cpu_count() or 1),
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
-            **common,
-        )
+        cores = os.cpu_count() or 1
+        if components > MOST_PER_CORE * cores:
+            raise UsageError(
+                f"{components} learners and actors are too many for the {cores} cores of this machine: give the "
+                "--topology.address of a cluster, or lower topology.learners or topology.actors"
+            )
+        # Ray listens on every address of a machine, unless it believes that there can be no cluster.
+        ray_constants.ENABLE_RAY_CLUSTER = False
+        try:
+            ray.init(
+                address="local",  # whatever cluster this machine belongs to
+                num_cpus=max(components, cores),
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **common,
+            )
+        finally:
+            ray_constants.ENABLE_RAY_CLUSTER = True
         return
     if address != "auto":
         _check_reachable(address)

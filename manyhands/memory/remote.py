@@ -65,10 +65,19 @@ class RemoteReplay:
 
     def _room(self) -> bool:
         added, drawn = self._total("added"), self._total("drawn")
-        if any(known["free"] for known in self._known):
+        if self.paused:
             return True
         ahead = AHEAD_BATCHES * self._config.batch
         return added <= self._config.warmup_steps + (drawn + ahead) / self._config.intensity
+
+    @property
+    def paused(self) -> bool:
+        """Learners have stopped, or are about to: who only acts stops too, instead of running ahead."""
+        return any(known["free"] for known in self._known)
+
+    def look(self) -> None:
+        """How things are now."""
+        self._look()
 
     # -- learners -------------------------------------------------------------------------------------------------------
 
