@@ -189,18 +189,16 @@ class Keeper:
         return None
 
     def _mended(self, server: Watched) -> dict[str, Any]:
-        """Its snapshot, with the updates that are lost counted (asynchronous; the chief tells synchronous ones), and with the
-        steps that the others were told since."""
+        """Its snapshot, with the steps that the others were told since."""
         assert server.snapshot is not None
-        snapshot, known = server.snapshot, server.report.get("version", 0)
-        lost = snapshot["lost"] + (0 if self._config.gather else max(known - snapshot["version"], 0))
+        snapshot = server.snapshot
         table = {learner: {**entry, "steps": dict(entry["steps"])} for learner, entry in snapshot["table"].items()}
         for other in self._servers:
             for learner, lives in other.report.get("told", {}).items():
                 if entry := table.get(str(learner)):
                     for life, steps in lives.items():
                         entry["steps"][str(life)] = max(entry["steps"].get(str(life), 0), steps)
-        return {**snapshot, "lost": lost, "table": table}
+        return {**snapshot, "table": table}
 
     def _replace(self, lost: Watched, reason: ChildLost, how: str) -> None:
         lost.handle.close(time.monotonic())

@@ -117,12 +117,18 @@ class Server:
         if (origin.life, origin.sequence) <= (entry.life, entry.sequence):
             return REPEATED
         if base.life != self._life:
+            self._note_loss(base)
             return OLD_LIFE
         if self._limits.staleness and self.version - base.version > self._limits.staleness:
             return STALE
         if self._limits.age_s and time.monotonic() - base.served_at > self._limits.age_s:
             return STALE
         return APPLIED if _finite(gradient) else NOT_FINITE
+
+    def _note_loss(self, base: Base) -> None:
+        """A learner has seen a newer version of our predecessor than the snapshot that we began with."""
+        if base.life == self._life - 1:
+            self._lost = max(self._lost, self._lost_before + base.version - self._began_at)
 
     def _apply(self, gradient: np.ndarray, rate: float) -> None:
         self._shard.gradient = as_tensor(gradient)
@@ -230,6 +236,7 @@ class Server:
         arrays = {name: torch.tensor(array) for name, array in state["optimiser"].items()}
         self._shard.load({"parameters": torch.tensor(state["parameters"]), "optimiser": arrays})
         self.version, self._lost = state["version"], state["lost"]
+        self._began_at, self._lost_before = self.version, self._lost
         for learner, entry in state["table"].items():
             steps = {int(life): steps for life, steps in entry["steps"].items()}
             self._table[int(learner)] = Entry(**{**entry, "steps": steps})

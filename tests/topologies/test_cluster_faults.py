@@ -151,4 +151,3 @@ def test_under_kills_nothing_beyond_the_staleness_limit_is_applied_and_the_count
     server = state["servers"][0]
     applied = sum(entry["outcomes"].get("applied", 0) for entry in server["table"].values())
     assert applied == server["version"] == state["updates"]
-    assert server["lost"] > 0 and row["lost_updates"] > 0  # what came after the snapshot, said aloud

@@ -228,6 +228,7 @@ def test_a_killed_server_comes_back_from_its_snapshot_and_nothing_is_applied_twi
         store.close()
     assert len(said) == keeper.replaced == 2 and "SIGKILL" in said[0] and "snapshot" in said[0]
     assert [outcomes[APPLIED] for outcomes in told] == versions  # the counter is what the table says
+    assert [server.report["lost"] for server in keeper._servers] == lost
     # What came after the snapshot is lost, and the one gradient that was meant for the old server is refused; nothing else.
     assert versions == [60 - missing - 1 for missing in lost] and all(outcomes[OLD_LIFE] == 1 for outcomes in told)
 
