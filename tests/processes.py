@@ -11,6 +11,16 @@ def command(*arguments, **options):
     return subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options)
 
 
+def start_run(recipe, run_dir, *options, total_steps=10_000_000, report_every=1000):
+    """A run in a session of its own, with its first report written."""
+    process = command(
+        "train", recipe, "--run-dir", run_dir, "--total-steps", total_steps, "--report.every-steps", report_every,
+        "--checkpoint.every-steps", 4000, *options, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: written(run_dir))
+    return process
+
+
 def wait_for(condition, timeout_s=60):
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:

@@ -17,6 +17,7 @@ MAY = {
     "envs": {"types", "machine", "maths", "hosts", "envs"},
     "samplers": {"types", "maths", "envs", "samplers"},
     "memory": {"types", "graphs", "maths", "hosts", "memory"},
+    "cluster": {"types", "hosts", "cluster"},
     "stores": {"types", "machine", "maths", "nets", "hosts", "stores"},
 }
 
@@ -36,6 +37,11 @@ def test_parts_import_only_what_they_may():
         assert files, part
         for file in files:
             assert set(imports(file)) <= allowed, f"{file.relative_to(ROOT)} imports {set(imports(file)) - allowed}"
+
+
+def test_only_the_cluster_knows_ray():
+    who = [file.parent.name for file in ROOT.rglob("*.py") if "import ray" in file.read_text() or "from ray" in file.read_text()]
+    assert set(who) == {"cluster"}
 
 
 def test_worker_processes_do_not_pay_for_torch():

@@ -73,9 +73,7 @@ def _finite(array: np.ndarray) -> bool:
 
 
 class Server:
-    def __init__(
-        self, rule: Rule, size: int, limits: Limits, life: int, snapshot: dict[str, Any], threads: int = 1, keep_log: bool = False
-    ) -> None:
+    def __init__(self, rule: Rule, size: int, limits: Limits, life: int, snapshot: dict[str, Any], threads: int = 1) -> None:
         torch.set_num_threads(threads)
         keep_memory()
         self._shard = Shard(torch.zeros(size), torch.zeros(0), rule)
@@ -85,7 +83,6 @@ class Server:
         self._held: dict[tuple[int, int], tuple[Origin, np.ndarray]] = {}  # by version and learner
         self._lost = 0  # updates of the other shards that this one could not make
         self._staleness: dict[int, int] = {}
-        self._log: list[tuple[int, int, int, int, str]] | None = [] if keep_log else None
         self._load(snapshot)
 
     # -- asked by learners and actors -----------------------------------------------------------------------------------
@@ -106,8 +103,6 @@ class Server:
             self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
         if outcome != REPEATED:
             self._decide(entry, origin, outcome)
-            if self._log is not None:
-                self._log.append((origin.learner, origin.life, origin.sequence, staleness, outcome))
         elif entry.life == origin.life and entry.sequence == origin.sequence:
             outcome = entry.outcome  # the answer was lost, not the gradient
         took = time.perf_counter() - begin
@@ -240,10 +235,6 @@ class Server:
         for learner, entry in state["table"].items():
             steps = {int(life): steps for life, steps in entry["steps"].items()}
             self._table[int(learner)] = Entry(**{**entry, "steps": steps})
-
-    def log(self) -> list[tuple[int, int, int, int, str]]:
-        """Every decision since this life began: learner, life, sequence, staleness, outcome."""
-        return self._log or []
 
     def close(self) -> None:
         pass

@@ -5,23 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from manyhands.run import Run
-from tests.processes import alive, command, descendants, wait_for, written
-
-
-def start(recipe, run_dir, *options, total_steps=10_000_000):
-    process = command(
-        "train", recipe, "--run-dir", run_dir, "--total-steps", total_steps, "--report.every-steps", 200,
-        "--checkpoint.every-steps", 4000, *options, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    wait_for(lambda: written(run_dir))
-    return process
+from tests.processes import alive, descendants, start_run, wait_for
 
 
 def find(process, title: str) -> int:
@@ -49,7 +39,7 @@ PARTS = ["actor 1 of 2", "learner 0 of 1", "replay 0 of 2", "parameter server 0 
 @pytest.mark.timeout(240)
 def test_every_part_of_a_run_is_killed_once_and_the_run_goes_on(tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
-    process = start("gorila-global-snake", run_dir, "--memory.warmup-steps", 200, "--store.snapshot-s", 0.5)
+    process = start_run("gorila-global-snake", run_dir, "--memory.warmup-steps", 200, "--store.snapshot-s", 0.5, report_every=200)
     everybody = set(descendants(process.pid))
     for part in PARTS:
         wait_for(lambda: last(run_dir)["updates"] > 50, 60)
@@ -86,7 +76,7 @@ def find_or_none(process, title: str) -> int | None:
 @pytest.mark.timeout(120)
 def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
     run_dir = tmp_path / "run"
-    process = start("ba3c-snake", run_dir, "--store.snapshot-s", 0.5)
+    process = start_run("ba3c-snake", run_dir, "--store.snapshot-s", 0.5, report_every=200)
     for part in ("parameter server 1 of 2", "the chief", "learner 2 of 3"):
         before = last(run_dir)["updates"]
         os.kill(find(process, part), signal.SIGKILL)
@@ -99,7 +89,7 @@ def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
 @pytest.mark.timeout(120)
 def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
-    process = start("gorila-global-snake", run_dir)
+    process = start_run("gorila-global-snake", run_dir, report_every=200)
     everybody = descendants(process.pid)
     assert len(everybody) >= 7
     process.kill()
@@ -114,7 +104,7 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
 def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp_path):
     run_dir = tmp_path / "run"
     options = ("--memory.warmup-steps", 200, "--topology.host", "ray", "--topology.address", cluster.address)
-    process = start("gorila-global-snake", run_dir, *options)
+    process = start_run("gorila-global-snake", run_dir, *options, report_every=200)
     wait_for(lambda: last(run_dir)["updates"] > 100, 90)
     victim = cluster.more.pop()
     cluster.remove_node(victim, allow_graceful=False)
@@ -138,7 +128,7 @@ def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp
 def test_under_kills_nothing_beyond_the_staleness_limit_is_applied_and_the_counter_is_what_the_table_says(tmp_path):
     run_dir = tmp_path / "run"
     limit = ("--store.max-staleness", 2, "--store.snapshot-s", 0.5, "--memory.warmup-steps", 400, "--topology.learners", 3)
-    process = start("gorila-snake", run_dir, *limit)
+    process = start_run("gorila-snake", run_dir, *limit, report_every=200)
     for part in ("parameter server 0 of 2", "parameter server 1 of 2"):
         before = last(run_dir)["updates"]
         os.kill(find(process, part), signal.SIGKILL)

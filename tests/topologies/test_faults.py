@@ -14,20 +14,11 @@ import pytest
 from manyhands.config import load_recipe
 from manyhands.maths import random
 from manyhands.run import Run
-from tests.processes import alive, children, command, descendants, wait_for, written
+from tests.processes import alive, children, command, descendants, start_run, wait_for
 
 LATER = ("cartpole-ppo-sync", "cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn", "cartpole-ga3c", "cartpole-ba3c")
 TOPOLOGIES = ["cartpole-appo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
 SYNCHRONOUS = {"cartpole-ppo-sync", "cartpole-ba3c"}
-
-
-def start(recipe, run_dir, *options, total_steps=10_000_000):
-    process = command(
-        "train", recipe, "--run-dir", run_dir, "--total-steps", total_steps, "--report.every-steps", 1000,
-        "--checkpoint.every-steps", 4000, *options, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    wait_for(lambda: written(run_dir))
-    return process
 
 
 def steps(run_dir):
@@ -46,7 +37,7 @@ def interrupt(process):
 @pytest.mark.parametrize("recipe", TOPOLOGIES)
 def test_a_killed_learner(recipe, tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
-    process = start(recipe, run_dir)
+    process = start_run(recipe, run_dir)
     wait_for(lambda: saved(run_dir) > 0)
     everybody = descendants(process.pid)
     victim = children(process.pid)[1]
@@ -90,7 +81,7 @@ SLOW = pytest.mark.slow
 )
 def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
-    process = start(recipe, run_dir, "--env.workers", 1)
+    process = start_run(recipe, run_dir, "--env.workers", 1)
     everybody = descendants(process.pid)
     assert len(everybody) == 4  # two learners with a simulator process each
     begin = time.monotonic()
@@ -108,7 +99,7 @@ def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
 @pytest.mark.slow
 def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_ends(tmp_path):
     run_dir = tmp_path / "run"
-    process = start("cartpole-a3c-units", run_dir, "--store.restarts", 0)
+    process = start_run("cartpole-a3c-units", run_dir, "--store.restarts", 0)
     os.kill(children(process.pid)[0], signal.SIGKILL)
     wait_for(lambda: len(children(process.pid)) == 1)
     before = steps(run_dir)
@@ -121,7 +112,7 @@ def test_after_the_last_restart_the_others_go_on_and_without_anybody_the_run_end
 @pytest.mark.slow
 def test_learners_killed_again_and_again_are_replaced_also_while_reporting(tmp_path):
     run_dir = tmp_path / "run"
-    process = start("cartpole-a3c-units", run_dir, "--store.restarts", 50, "--checkpoint.every-steps", 1000)
+    process = start_run("cartpole-a3c-units", run_dir, "--store.restarts", 50, "--checkpoint.every-steps", 1000)
     for kill in range(4):
         wait_for(lambda: len(children(process.pid)) == 2)
         os.kill(children(process.pid)[kill % 2], signal.SIGKILL)
@@ -136,7 +127,7 @@ def test_learners_killed_again_and_again_are_replaced_also_while_reporting(tmp_p
 @pytest.mark.slow
 def test_a_frozen_learner_keeps_nobody_waiting(tmp_path):
     run_dir = tmp_path / "run"
-    process = start("cartpole-a3c-units", run_dir)
+    process = start_run("cartpole-a3c-units", run_dir)
     everybody = descendants(process.pid)
     frozen = children(process.pid)[0]
     os.kill(frozen, signal.SIGSTOP)
@@ -151,7 +142,7 @@ def test_a_frozen_learner_keeps_nobody_waiting(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
 def test_a_second_interrupt_and_a_sigterm(recipe, tmp_path):
-    process = start(recipe, tmp_path / "one")
+    process = start_run(recipe, tmp_path / "one")
     everybody = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     time.sleep(0.02)
@@ -159,7 +150,7 @@ def test_a_second_interrupt_and_a_sigterm(recipe, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(10) == 130 and time.monotonic() - begin < 3
     wait_for(lambda: not alive(everybody), 3)
-    process = start(recipe, tmp_path / "two")
+    process = start_run(recipe, tmp_path / "two")
     os.killpg(process.pid, signal.SIGTERM)  # as `timeout` does: to everybody
     process.communicate(timeout=20)
     assert process.returncode == 130 and saved(tmp_path / "two") >= 1000
