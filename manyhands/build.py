@@ -43,6 +43,11 @@ class Custom:
     network: Callable[[EnvSpec], nn.Module] | None = None  # -> a torso: observations [N, ...] to features [N, F]
     algorithm: Algorithm | None = None
 
+    @property
+    def captured(self) -> bool:
+        """Only our own parts are known to do nothing that a CUDA graph cannot."""
+        return self.algorithm is None and self.network is None
+
 
 @dataclass(frozen=True)
 class Meeting:
@@ -179,14 +184,15 @@ def group_sizes(recipe: Recipe) -> list[int]:
 
 
 def make_sampler(
-    recipe: Recipe, algorithm: Algorithm, device: torch.device, factory: Factory | None, seat: Seat
+    recipe: Recipe, algorithm: Algorithm, device: torch.device, custom: Custom, seat: Seat
 ) -> LockstepSampler | PipelinedSampler:
-    env = recipe.env
+    env, factory = recipe.env, custom.env
+    capture = recipe.graphs and custom.captured
     life_loss = getattr(env, "life_loss", False)
     if recipe.sampler.kind == "pipelined":
         group = make_partial_group(recipe, factory)
         sampler = recipe.sampler
-        common = (algorithm.gamma, recipe.seed, device, env.reward_clip, life_loss, seat)
+        common = (algorithm.gamma, recipe.seed, device, env.reward_clip, life_loss, capture, seat)
         return PipelinedSampler(group, sampler.horizon, sampler.columns, *common)
     return LockstepSampler(
         make_groups(env, group_sizes(recipe), device, factory),
@@ -198,6 +204,7 @@ def make_sampler(
         life_loss=life_loss,
         decorrelate_steps=recipe.sampler.decorrelate_steps,
         overlap=recipe.sampler.kind != "serial",
+        capture=capture,
         seat=seat,
     )
 
@@ -226,7 +233,7 @@ def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> St
     if isinstance(config, ServersConfig):
         assert meeting.places is not None
         return ServersStore(*common, config, seat, meeting.places)
-    return LocalStore(*common)
+    return LocalStore(*common, recipe.graphs)
 
 
 def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: Meeting = Meeting()) -> Learner:  # noqa: B008
@@ -238,7 +245,7 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
         torch.cuda.set_device(device)
     place_threads(recipe, device)
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
-    sampler = make_sampler(recipe, algorithm, device, custom.env, seat) if seat.acts else IdleSampler(meeting.spec)
+    sampler = make_sampler(recipe, algorithm, device, custom, seat) if seat.acts else IdleSampler(meeting.spec)
     try:
         model = make_model(recipe, algorithm, sampler.spec, device, custom)
         store = make_store(recipe, model, seat, meeting)
@@ -246,14 +253,14 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     except BaseException:
         sampler.close()
         raise
+    common = (algorithm, model, sampler, memory, store, recipe.total_steps, recipe.graphs and custom.captured)
     if isinstance(recipe.memory, ReplayConfig):
-        return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, explore=make_explore(recipe, seat))
+        return Learner(*common, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     once = recipe.memory.epochs == recipe.memory.minibatches == 1 and recipe.sampler.kind == "batched"
-    own = custom.algorithm is None and custom.network is None
-    keep = once and own and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
-    return Learner(algorithm, model, sampler, memory, store, recipe.total_steps, keep_acting=keep)
+    keep = once and custom.captured and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    return Learner(*common, keep_acting=keep)
 
 
 def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:

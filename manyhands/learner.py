@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from manyhands.actor import Actor
+from manyhands.gradient import CapturedGradient, Gradient
 from manyhands.nets.flat import Model
 from manyhands.types import Algorithm, Clock, GradientInfo, Memory, Rollout, Sampler, Store
 
@@ -26,10 +26,10 @@ class Learner:
         memory: Memory,
         store: Store,
         total_steps: int,
+        capture: bool = True,
         keep_acting: bool = False,
         explore: Callable[[Clock], Tensor] | None = None,
     ) -> None:
-        self._algorithm = algorithm
         self.model = model
         self.sampler = sampler
         self.memory = memory
@@ -37,6 +37,8 @@ class Learner:
         self._total_steps = total_steps
         self.actor = Actor(algorithm, model, keep_acting)
         self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
+        captured = capture and model.parameters.is_cuda
+        self._gradient = (CapturedGradient if captured else Gradient)(algorithm, model, self._target)
         self._explore = explore if len(sampler.epsilon) else None  # who has no simulators explores nothing
         self.clock = Clock()
         self.sums = MetricSums()
@@ -77,13 +79,9 @@ class Learner:
     def _update(self, batch: Any) -> None:
         begin, version = time.perf_counter(), self.clock.updates
         progress = min(self.clock.steps / self._total_steps, 1.0)
-        self.model.gradient.zero_()
-        net: Any = self.model.net
-        if kept := self.actor.take_kept():
-            net = partial(net, known=kept)  # acting has done the convolutions: a tenth of A2C's time on a CPU
-        target = self._target.net(self.clock) if self._target else None
-        loss = self._algorithm.loss(net, target, batch, progress)
-        loss.value.backward()
+        if self._target:
+            self._target.follow(self.clock)
+        loss = self._gradient(batch, progress, self.actor.take_kept())
         computed = time.perf_counter()
         receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
         self.clock = receipt.clock
@@ -127,12 +125,15 @@ class Target:
         self._period, self._unit = algorithm.target_period, algorithm.target_unit
         self._renewed = 0  # periods seen
 
-    def net(self, clock: Clock) -> nn.Module:
+    @property
+    def net(self) -> nn.Module:
+        return self._model.net
+
+    def follow(self, clock: Clock) -> None:
         period = getattr(clock, self._unit) // self._period
         if period > self._renewed:
             self._model.parameters.copy_(self._source)
             self._renewed = period
-        return self._model.net
 
     def state(self) -> dict:
         return {"parameters": self._model.parameters, "renewed": self._renewed}

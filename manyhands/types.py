@@ -182,7 +182,9 @@ class Algorithm(Protocol):
         """On-policy: returns and advantages. obs is left empty: the memory stacks frames where they are used."""
         ...
 
-    def loss(self, net: nn.Module, target: nn.Module | None, batch: Any, progress: float) -> Loss: ...
+    def loss(self, net: nn.Module, target: nn.Module | None, batch: Any, progress: float | Tensor) -> Loss:
+        """progress: the share of the run that is over; on a GPU it lies there."""
+        ...
 
 
 class Policy(Protocol):

@@ -56,7 +56,7 @@ class FixedPolicy:
         self.batches.append(len(obs))
         action = (noise[:, 0] * self.actions).long()
         value = obs.flatten(1).float()[:, 0] * 10 + obs.flatten(1).float()[:, 1]
-        return action, {"value": value, "log_prob": torch.zeros(len(obs))}
+        return action, {"value": value, "log_prob": torch.zeros(len(obs), device=obs.device)}
 
 
 @pytest.fixture

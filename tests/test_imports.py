@@ -15,10 +15,10 @@ MAY = {
     "hosts": {"types", "hosts"},
     "algos": {"types", "maths", "nets", "algos"},
     "envs": {"types", "machine", "maths", "hosts", "envs"},
-    "samplers": {"types", "maths", "envs", "samplers"},
+    "samplers": {"types", "graphs", "maths", "envs", "samplers"},
     "memory": {"types", "graphs", "maths", "hosts", "memory"},
     "cluster": {"types", "hosts", "cluster"},
-    "stores": {"types", "machine", "maths", "nets", "hosts", "stores"},
+    "stores": {"types", "graphs", "machine", "maths", "nets", "hosts", "stores"},
 }
 
 

@@ -68,7 +68,7 @@ class ActorCritic:
             weight=rollout.weight.flatten(),
         )
 
-    def loss(self, net: nn.Module, target: nn.Module | None, batch: PolicyBatch, progress: float) -> Loss:
+    def loss(self, net: nn.Module, target: nn.Module | None, batch: PolicyBatch, progress: float | Tensor) -> Loss:
         logits, value = net(batch.obs)  # [N, A], [N]
         log_probs = self._log_probs(logits)
         advantage = returns.normalise(batch.advantage, batch.weight) if self.normalise_advantage else batch.advantage
@@ -81,7 +81,7 @@ class ActorCritic:
         return Loss(total, {name: x.detach() for name, x in metrics.items()})
 
     def _policy_gain(
-        self, log_prob: Tensor, batch: PolicyBatch, advantage: Tensor, progress: float
+        self, log_prob: Tensor, batch: PolicyBatch, advantage: Tensor, progress: float | Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         return log_prob * advantage, {}
 

@@ -38,7 +38,7 @@ class CategoricalDQN(DQN):
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(self.v_min, self.v_max, self.atoms, device=like.device)
 
-    def loss(self, net: nn.Module, target: nn.Module | None, batch: TransitionBatch, progress: float) -> Loss:
+    def loss(self, net: nn.Module, target: nn.Module | None, batch: TransitionBatch, progress: float | Tensor) -> Loss:
         assert target is not None
         rows = torch.arange(len(batch.action), device=batch.action.device)
         with torch.no_grad():

@@ -57,7 +57,7 @@ class DQN:
     def prepare(self, net: nn.Module, rollout: Rollout) -> PolicyBatch:
         raise TypeError("value learning draws its batches from a replay")
 
-    def loss(self, net: nn.Module, target: nn.Module | None, batch: TransitionBatch, progress: float) -> Loss:
+    def loss(self, net: nn.Module, target: nn.Module | None, batch: TransitionBatch, progress: float | Tensor) -> Loss:
         assert target is not None
         with torch.no_grad():
             next_q = target(batch.next_obs)

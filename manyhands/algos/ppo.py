@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from manyhands.algos.actor_critic import ActorCritic
-from manyhands.maths import policy, schedules
+from manyhands.maths import policy
 from manyhands.types import PolicyBatch
 
 
@@ -26,11 +26,11 @@ class PPO(ActorCritic):
     """Lower the clip linearly to zero over the run."""
 
     def _policy_gain(
-        self, log_prob: Tensor, batch: PolicyBatch, advantage: Tensor, progress: float
+        self, log_prob: Tensor, batch: PolicyBatch, advantage: Tensor, progress: float | Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         log_ratio = log_prob - batch.log_prob
         ratio = log_ratio.exp()
-        clip = schedules.linear(self.clip, 0.0, progress) if self.clip_anneal else self.clip
+        clip = self.clip * (1 - progress) if self.clip_anneal else self.clip
         metrics = {
             "kl": policy.weighted_mean(ratio - 1 - log_ratio, batch.weight),
             "clipped": policy.weighted_mean(((ratio - 1).abs() > clip).float(), batch.weight),

@@ -1,5 +1,7 @@
 """Policy losses and the sampling of discrete actions, per sample; the algorithms weigh and average them."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,8 @@ def entropy(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """PPO's objective, to be maximised."""
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
+    """PPO's objective, to be maximised. clip: a number, or a tensor that holds one."""
     return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from manyhands.maths import random
 from manyhands.maths.stacking import push, stacked
 from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.samplers.serving import Serving
 from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
 
@@ -43,6 +44,7 @@ class LockstepSampler:
         life_loss: bool = False,
         decorrelate_steps: int = 0,
         overlap: bool = True,
+        capture: bool = True,
         seat: Seat = Seat(),  # noqa: B008 – frozen
     ) -> None:
         self.groups = list(groups)
@@ -58,6 +60,7 @@ class LockstepSampler:
         self._life_loss = life_loss
         self._decorrelate_steps = decorrelate_steps
         self._overlap = overlap
+        self._capture = capture
         self._history = self.spec.stack - 1
         self.epsilon = torch.zeros(self.num_envs, device=device)  # the share of random actions of each simulator
         self.seconds = {"simulate": 0.0, "act": 0.0}
@@ -76,40 +79,52 @@ class LockstepSampler:
     def run(self, policy: Policy) -> Iterator[Rollout | None]:
         if not self._started:
             self._start()
+        for buffer in self._buffers:
+            if buffer.far:
+                buffer.serving = [self._serving(policy, buffer, columns) for columns in self._columns]
         while True:
             buffer = self._buffers.pop(0)
             buffer.begin(self._buffers[0])
             self._buffers.append(buffer)
-            slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
-            noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
+            if not buffer.far:
+                slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
+                noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
             for t in range(self._horizon):
-                for group, columns in zip(self.groups, self._columns, strict=True):
+                for g in range(len(self.groups)):
                     if t and self._overlap:
-                        self._receive(group, columns, buffer, t - 1)
-                    self._act(policy, group, columns, buffer, t, noise[t, columns])
+                        self._receive(g, buffer, t - 1)
+                    self._act(policy, g, buffer, t, None if buffer.far else noise[t, self._columns[g]])
                     yield None
                     if not self._overlap:
-                        self._receive(group, columns, buffer, t)
+                        self._receive(g, buffer, t)
             if self._overlap:
-                for group, columns in zip(self.groups, self._columns, strict=True):
-                    self._receive(group, columns, buffer, self._horizon - 1)
+                for g in range(len(self.groups)):
+                    self._receive(g, buffer, self._horizon - 1)
             self._slot += self._horizon
             yield self._finish(buffer, policy.version)
 
-    def _act(self, policy: Policy, group: EnvGroup, columns: slice, buffer: _Buffer, t: int, noise: Tensor) -> None:
-        begin = time.perf_counter()
-        action, extras = policy.act(buffer.seen(t, columns), self.epsilon[columns], noise)
-        buffer.put_actions(t, columns, action, extras)
-        answer: Any = action if buffer.side.type == "cuda" else action.cpu().numpy()
+    def _serving(self, policy: Policy, buffer: _Buffer, columns: slice) -> Serving:
+        n = columns.stop - columns.start
+        return Serving(policy, buffer.memory, n, self.spec, self._seed, self._ids, self.epsilon, self._capture)
+
+    def _act(self, policy: Policy, g: int, buffer: _Buffer, t: int, noise: Tensor | None) -> None:
+        begin, columns = time.perf_counter(), self._columns[g]
+        answer: Any
+        if noise is None:
+            answer = buffer.serving[g].act(t, np.arange(columns.start, columns.stop), self._slot + t)
+        else:
+            action, extras = policy.act(buffer.seen(t, columns), self.epsilon[columns], noise)
+            buffer.put_actions(t, columns, action, extras)
+            answer = action if buffer.side.type == "cuda" else action.cpu().numpy()
         served = time.perf_counter()
-        group.send(answer)
+        self.groups[g].send(answer)
         self.seconds["act"] += served - begin
         self.seconds["simulate"] += time.perf_counter() - served
 
-    def _receive(self, group: EnvGroup, columns: slice, buffer: _Buffer, t: int) -> None:
+    def _receive(self, g: int, buffer: _Buffer, t: int) -> None:
         begin = time.perf_counter()
-        step = group.recv()
-        buffer.put_step(t, columns, step)
+        step = self.groups[g].recv()
+        buffer.put_step(t, g, self._columns[g], step)
         self.seconds["simulate"] += time.perf_counter() - begin
 
     def _finish(self, buffer: _Buffer, version: int) -> Rollout:
@@ -126,7 +141,7 @@ class LockstepSampler:
             first=buffer.first,
             action=buffer.action,
             **{name: x.to(self._device) for name, x in side.items()},
-            extras=dict(buffer.extras),
+            extras=buffer.extras,
             version=torch.full_like(buffer.action, version),
             steps=int(reset.numel() - reset.sum()),
             stack=self.spec.stack,
@@ -207,7 +222,9 @@ class _Buffer:
         self.action = torch.zeros(T, B, dtype=torch.int64, device=device)
         self.reward = torch.zeros(T, B, device=self.side)
         self.terminated, self.truncated, self.life_lost = torch.zeros(3, T, B, dtype=torch.bool, device=self.side)
-        self.extras: dict[str, Tensor] = {}
+        self.memory = {"obs": self.obs, "first": self.first, "action": self.action}  # and what else acting gives
+        self.far = device.type == "cuda" and self.side.type == "cpu"  # the simulators are elsewhere than their frames
+        self.serving: list[Serving] = []
         self._stack, self._simulators = spec.stack, sampler._simulators
         self.stacks: Tensor | None = None  # [T+1, B, *obs], a view of channels-last memory
         if H and device.type == "cpu":
@@ -250,15 +267,22 @@ class _Buffer:
     def put_actions(self, t: int, columns: slice, action: Tensor, extras: dict[str, Tensor]) -> None:
         self.action[t, columns] = action
         for name, value in extras.items():
-            if name not in self.extras:
+            if name not in self.memory:
                 shape = (*self.action.shape, *value.shape[1:])
-                self.extras[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            self.extras[name][t, columns] = value
+                self.memory[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            self.memory[name][t, columns] = value
 
-    def put_step(self, t: int, columns: slice, step: Step) -> None:
+    @property
+    def extras(self) -> dict[str, Tensor]:
+        return {name: x for name, x in self.memory.items() if name not in ("obs", "first", "action")}
+
+    def put_step(self, t: int, g: int, columns: slice, step: Step) -> None:
         at = self._history + t + 1
-        self._put(self.obs, at, columns, step.obs)
-        self._put(self.first, at, columns, step.first)
+        if self.far:
+            self.serving[g].put(at, np.arange(columns.start, columns.stop), step.obs, step.first)
+        else:
+            self._put(self.obs, at, columns, step.obs)
+            self._put(self.first, at, columns, step.first)
         if self.first_side is not self.first:
             self._put(self.first_side, at, columns, step.first)
         self._put(self.reward, t, columns, step.reward)

@@ -19,6 +19,7 @@ from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.lockstep import LIVES
+from manyhands.samplers.serving import Serving
 from manyhands.samplers.slots import learnable
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
@@ -39,6 +40,7 @@ class PipelinedSampler:
         device: torch.device,
         reward_clip: float = 0.0,
         life_loss: bool = False,
+        capture: bool = True,
         seat: Seat = Seat(),  # noqa: B008 – frozen
     ) -> None:
         self.group = group
@@ -46,6 +48,7 @@ class PipelinedSampler:
         self._T, self._H, self._pieces = horizon, group.spec.stack - 1, pieces
         self._gamma, self._seed, self._device = gamma, seed, device
         self._reward_clip, self._life_loss = reward_clip, life_loss
+        self._capture = capture
         self._ids = np.arange(self.num_envs) + seat.rank * self.num_envs  # among those of all learners
         self._life = seat.life * LIVES
         self.epsilon = torch.zeros(self.num_envs, device=device)
@@ -64,7 +67,10 @@ class PipelinedSampler:
             "reward": torch.zeros(T, B),
             **{name: torch.zeros(T, B, dtype=torch.bool) for name in ("terminated", "truncated", "life_lost", "reset")},
         }
-        self._extras: list[str] = []
+        self._far = device.type == "cuda"  # the simulators are elsewhere than their frames
+        self._own = set(self._pieces_open)  # other names are what acting gives besides
+        self._servings: dict[int, Serving] = {}
+        self._policy: Policy | None = None
         self._drawn: Tensor | None = None  # [slots, B, 2] random numbers
         self._drawn_from = 0
         self._queue: list[dict[str, Tensor]] = []  # finished pieces, those of one service side by side
@@ -75,6 +81,7 @@ class PipelinedSampler:
         return getattr(self.group, "replaced", 0)
 
     def run(self, policy: Policy) -> Iterator[Rollout | None]:
+        self._policy = policy
         self.group.begin([random.env_seed(self._seed, random.ENV, int(i), self._life) for i in self._ids])
         while True:
             begin = time.perf_counter()
@@ -94,8 +101,11 @@ class PipelinedSampler:
         """What the simulators answered goes into their pieces; those that are full go into the queue."""
         at, known = self._t[ids], self._t[ids] >= 0
         first, ended = np.asarray(step.first), np.asarray(step.terminated) | np.asarray(step.truncated)
-        self._put("obs", at + self._H + 1, ids, step.obs)
-        self._put("first", at + self._H + 1, ids, first)
+        if self._far:
+            self._serving(len(ids)).put(at + self._H + 1, ids, step.obs, first)
+        else:
+            self._put("obs", at + self._H + 1, ids, step.obs)
+            self._put("first", at + self._H + 1, ids, first)
         slots, who = at[known], ids[known]
         for name in ("reward", "terminated", "truncated", "life_lost"):
             self._put(name, slots, who, np.asarray(getattr(step, name))[known])
@@ -105,48 +115,55 @@ class PipelinedSampler:
         self._t[ids] += 1
         full = ids[self._t[ids] == self._T]
         if len(full):
-            self._enqueue(torch.from_numpy(full))
+            self._enqueue(torch.from_numpy(full.astype(np.int64)))
             self._t[full] = 0
 
     def _put(self, name: str, at: np.ndarray, who: np.ndarray, value: Any) -> None:
-        target = self._pieces_open[name]
-        if target.is_cuda:
-            where = torch.from_numpy(np.stack([at, who])).to(target.device)
-            target[where[0], where[1]] = torch.as_tensor(np.ascontiguousarray(value)).to(target.device)
-        else:
-            target.numpy()[at, who] = value  # a tenth of what a torch assignment costs
+        self._pieces_open[name].numpy()[at, who] = value  # a tenth of what a torch assignment costs
 
     def _enqueue(self, full: Tensor) -> None:
-        finished = {name: x[:, full.to(x.device)] for name, x in self._pieces_open.items()}
+        there = full.to(self._device)
+        finished = {
+            name: x.index_select(1, there if x.device.type == self._device.type else full)
+            for name, x in self._pieces_open.items()
+        }
         self._queue.append(finished)
         self._waiting += len(full)
         for name in ("obs", "first"):  # the next piece begins with this one's last frames
-            self._pieces_open[name][: self._H + 1, full.to(self._device)] = finished[name][self._T :]
+            self._pieces_open[name][: self._H + 1].index_copy_(1, there, finished[name][self._T :])
 
     def _act(self, policy: Policy, ids: np.ndarray) -> np.ndarray:
-        who, at = torch.from_numpy(ids).to(self._device), torch.from_numpy(self._t[ids]).to(self._device)
+        self._put("version", self._t[ids], ids, policy.version)
+        slots, self._slots[ids] = self._slots[ids], self._slots[ids] + 1
+        if self._far:
+            return self._serving(len(ids)).act(self._t[ids], ids, slots + self._life * LIFE_SLOTS)
+        who, at = torch.from_numpy(ids), torch.from_numpy(self._t[ids])
         pieces = self._pieces_open
         seen = stacked(pieces["obs"], pieces["first"], (at + self._H) * self.num_envs + who, self.spec.stack)
-        action, extras = policy.act(seen, self.epsilon[who], self._noise(ids, who))
-        pieces["action"][at, who] = action
-        for name, value in extras.items():
+        action, extras = policy.act(seen, self.epsilon[who], self._noise(slots, who))
+        for name, value in {"action": action, **extras}.items():
             if name not in pieces:
-                pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype, device=value.device)
-                self._extras.append(name)
+                pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype)
             pieces[name][at, who] = value
-        self._put("version", self._t[ids], ids, policy.version)
-        self._slots[ids] += 1
-        return action.cpu().numpy()
+        return action.numpy()
 
-    def _noise(self, ids: np.ndarray, who: Tensor) -> Tensor:
+    def _serving(self, n: int) -> Serving:
+        """For so many simulators at once."""
+        if n not in self._servings:
+            assert self._policy is not None
+            names = torch.from_numpy(self._ids)
+            common = (self.spec, self._seed, names, self.epsilon, self._capture)
+            self._servings[n] = Serving(self._policy, self._pieces_open, n, *common)
+        return self._servings[n]
+
+    def _noise(self, slots: np.ndarray, who: Tensor) -> Tensor:
         """Drawn for many slots at once: one by one it would cost as much as the network."""
-        slots = self._slots[ids]
         if self._drawn is None or slots.min() < self._drawn_from or slots.max() >= self._drawn_from + len(self._drawn):
             self._drawn_from = int(slots.min())
             block = torch.arange(self._drawn_from, max(self._drawn_from + NOISE_SLOTS, int(slots.max()) + 1))
             names, life = torch.from_numpy(self._ids), self._life * LIFE_SLOTS
-            self._drawn = random.uniform(self._seed, random.ACT, names, (block + life).unsqueeze(1), 2).to(self._device)
-        return self._drawn[torch.from_numpy(slots - self._drawn_from).to(self._device), who]
+            self._drawn = random.uniform(self._seed, random.ACT, names, (block + life).unsqueeze(1), 2)
+        return self._drawn[torch.from_numpy(slots - self._drawn_from), who]
 
     def _rollout(self) -> Rollout:
         """The pieces that have waited longest."""
@@ -164,7 +181,7 @@ class PipelinedSampler:
             first=taken["first"],
             action=taken["action"],
             **{name: x.to(self._device) for name, x in side.items()},
-            extras={name: taken[name] for name in self._extras},
+            extras={name: x for name, x in taken.items() if name not in self._own},
             version=taken["version"],
             steps=int((~taken["reset"]).sum()),
             stack=self.spec.stack,

@@ -17,16 +17,44 @@ class Gate:
         self._gradient = model.gradient
         self._rule = rule
         self._tensors = [model.gradient[piece] for piece in model.named_slices().values()]
-        self.refused = 0  # gradients that were not finite
-        self._in_a_row = 0
+        # Gradients that were not finite, so far and in a row: there for graphs, which also tell here, without anybody waiting.
+        self.counts = torch.zeros(2, dtype=torch.int64, device=model.gradient.device)
+        self._told = torch.zeros(2, dtype=torch.int64, pin_memory=model.gradient.is_cuda)
+
+    @property
+    def refused(self) -> int:
+        return int(self._told[0])
 
     def admit(self, updates: int) -> Tensor | None:
         """The gradient's norm before it was clipped, or None: it must not be applied."""
         norm = torch.linalg.vector_norm(self._gradient)
-        if not torch.isfinite(norm):
-            self._refuse(updates)
-            return None
-        self._in_a_row = 0
+        finite = bool(norm.isfinite())
+        self._told += torch.tensor([not finite, not finite])
+        self._told[1] *= not finite
+        self.check(updates)
+        if finite:
+            self._clip(norm)
+        return norm if finite else None
+
+    def judge(self) -> tuple[Tensor, Tensor]:
+        """The same without waiting for the device: the norm, and whether the gradient may be applied. check() has to follow
+        now and then."""
+        norm = torch.linalg.vector_norm(self._gradient)
+        finite = norm.isfinite()
+        self.counts += ~finite
+        self.counts[1] *= ~finite
+        self._told.copy_(self.counts, non_blocking=True)
+        self._clip(norm)
+        return norm, finite
+
+    def check(self, updates: int) -> None:
+        if self._told[1] >= PATIENCE:
+            raise RunError(
+                f"{PATIENCE} gradients in a row were not finite (at update {updates}). None was "
+                "applied; the last checkpoint is good. Check the rewards for NaN or infinity, or lower rule.learning_rate"
+            )
+
+    def _clip(self, norm: Tensor) -> None:
         if self._rule.max_average_norm:
             for tensor in self._tensors:
                 average = torch.linalg.vector_norm(tensor) / tensor.numel()
@@ -34,13 +62,3 @@ class Gate:
         if self._rule.max_grad_norm:
             left = torch.linalg.vector_norm(self._gradient) if self._rule.max_average_norm else norm
             self._gradient.mul_((self._rule.max_grad_norm / (left + 1e-6)).clamp(max=1.0))
-        return norm
-
-    def _refuse(self, updates: int) -> None:
-        self.refused += 1
-        self._in_a_row += 1
-        if self._in_a_row >= PATIENCE:
-            raise RunError(
-                f"{PATIENCE} gradients in a row were not finite (at update {updates}). None was "
-                "applied; the last checkpoint is good. Check the rewards for NaN or infinity, or lower rule.learning_rate"
-            )

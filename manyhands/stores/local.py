@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from manyhands.graphs import Captured
 from manyhands.nets.flat import Model
 from manyhands.stores.gate import Gate
 from manyhands.stores.rules import Rule
@@ -17,13 +21,21 @@ class LocalConfig:
 
 
 class LocalStore:
-    def __init__(self, model: Model, rule: Rule, total_steps: int) -> None:
+    """On a GPU nobody waits for an update: a gradient that is not finite is left out there, and counted as an update here."""
+
+    def __init__(self, model: Model, rule: Rule, total_steps: int, capture: bool = True) -> None:
         self.model = model
         self.rule = rule
         self.total_steps = total_steps
         self.clock = Clock()
         self._gate = Gate(model, rule)
         self._shard = Shard(model.parameters, model.gradient, rule)
+        device = model.parameters.device
+        self._rate = torch.zeros((), device=device)
+        self._captured: Captured | None = None
+        if capture and rule.capturable and device.type == "cuda":
+            changes = (model.gradient, model.parameters, self._gate.counts, *self._shard.memory.values())
+            self._captured = Captured(self._apply, device, changes=changes)
 
     @property
     def refused(self) -> int:
@@ -37,13 +49,24 @@ class LocalStore:
         return self.clock
 
     def step(self, info: GradientInfo) -> Receipt:
-        norm = self._gate.admit(self.clock.updates)
         rate = self.rule.rate(info.samples, self.clock.steps / self.total_steps)
-        if norm is None:
-            return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
-        self._shard.apply(rate)
+        norm: Tensor | None
+        if self._captured is not None:
+            self._rate.fill_(rate)
+            norm = self._captured()
+            self._gate.check(self.clock.updates)
+        else:
+            norm = self._gate.admit(self.clock.updates)
+            if norm is None:
+                return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
+            self._shard.apply(rate)
         self.clock = Clock(self.clock.updates + 1, self.clock.steps)
         return Receipt(self.clock, applied=True, metrics={"gradient_norm": norm, "learning_rate": rate})
+
+    def _apply(self) -> Tensor:
+        norm, finite = self._gate.judge()
+        self._shard.apply(self._rate, finite)
+        return norm
 
     def flush(self) -> None:
         pass  # nobody else is there

@@ -45,7 +45,12 @@ class Rule:
         if self.scaling != "none" and self.reference_batch < 1:
             raise UsageError(f"rule.scaling = {self.scaling!r} needs rule.reference_batch, the batch the rate was found for")
 
-    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+    @property
+    def capturable(self) -> bool:
+        """Can be part of a CUDA graph; its rate is then a tensor there."""
+        return False
+
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
         """One step, in place."""
         raise TypeError("choose a concrete rule")
 
@@ -66,7 +71,11 @@ class Adam(Rule):
     beta2: float = 0.999
     epsilon: float = 1e-5
 
-    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+    @property
+    def capturable(self) -> bool:
+        return True
+
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
         m, v, t = (memory[name] for name in ("exp_avg", "exp_avg_sq", "step"))
         adam(
             [parameters], [gradient], [m], [v], [], [t], fused=True, amsgrad=False, beta1=self.beta1, beta2=self.beta2, lr=rate,
@@ -92,17 +101,25 @@ class RMSProp(Rule):
         if self.initial_square and not self.epsilon_inside:
             raise UsageError("rule.initial_square needs rule.epsilon_inside = true: torch's own RMSProp starts at 0")
 
-    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+    @property
+    def capturable(self) -> bool:
+        return self.epsilon_inside
+
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
         if self.epsilon_inside:
             self._apply_inside(parameters, gradient, memory["square_avg"], rate)
             return
         rmsprop(
-            [parameters], [gradient], [memory["square_avg"]], [], [], [memory["step"]], foreach=False, lr=rate,
+            [parameters], [gradient], [memory["square_avg"]], [], [], [memory["step"]], foreach=False, lr=float(rate),
             alpha=self.decay, eps=self.epsilon, weight_decay=0.0, momentum=0.0, centered=False,
         )  # fmt: skip
 
-    def _apply_inside(self, parameters: Tensor, gradient: Tensor, square: Tensor, rate: float) -> None:
+    def _apply_inside(self, parameters: Tensor, gradient: Tensor, square: Tensor, rate: float | Tensor) -> None:
         """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
+        if isinstance(rate, Tensor):
+            square.mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
+            parameters.sub_(rate * gradient / (square + self.epsilon).sqrt_())
+            return
         # Piece by piece: five passes over what the cache holds cost half of five passes over everything.
         for theta, r, g in zip(*(x.split(PIECE) for x in (parameters, square, gradient)), strict=True):
             r.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
@@ -121,9 +138,9 @@ class AdaGrad(Rule):
     initial_square: float = 0.0
     """Where the sum of squares starts."""
 
-    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float) -> None:
+    def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
         adagrad(
-            [parameters], [gradient], [memory["sum"]], [memory["step"]], fused=not parameters.is_cuda, lr=rate,
+            [parameters], [gradient], [memory["sum"]], [memory["step"]], fused=not parameters.is_cuda, lr=float(rate),
             weight_decay=0.0, lr_decay=0.0, eps=self.epsilon, maximize=False,
         )  # fmt: skip
 

@@ -18,9 +18,16 @@ class Shard:
         self._rule = rule
 
     @torch.no_grad()
-    def apply(self, rate: float) -> None:
-        """One step of the rule with the gradient."""
+    def apply(self, rate: float | Tensor, admitted: Tensor | None = None) -> None:
+        """One step of the rule with the gradient; where `admitted` says so, if it was looked at on the device only."""
+        if admitted is None:
+            self._rule.apply(self.parameters, self.gradient, self.memory, rate)
+            return
+        mine = [self.parameters, *self.memory.values()]
+        before = [x.clone() for x in mine]
         self._rule.apply(self.parameters, self.gradient, self.memory, rate)
+        for x, old in zip(mine, before, strict=True):
+            torch.where(admitted, x, old, out=x)
 
     def state(self) -> dict:
         return {"parameters": self.parameters, "optimiser": self.memory}

@@ -1,6 +1,7 @@
 """Rollouts of scripted environments whose returns are known, and the equality of serial, batched and alternating."""
 
 import copy
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from manyhands.algos.actor_critic import ActorCritic
+from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv, SnakeGroup
 from manyhands.maths.stacking import rollout_stacks, stacked
@@ -15,6 +17,7 @@ from manyhands.samplers.lockstep import LockstepSampler
 from tests.conftest import Corridor, FixedPolicy
 
 CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def corridors(sizes, length, end):
@@ -85,6 +88,29 @@ def test_serial_and_alternating_equal_batched(sizes, overlap, decorrelate):
         assert torch.equal(a.extras["value"], b.extras["value"])
         key = lambda e: (e.simulator, e.steps, e.raw_return)  # noqa: E731
         assert sorted(a.episodes, key=key) == sorted(b.episodes, key=key)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_simulators_elsewhere_than_their_frames_are_served_the_same(device):
+    env = AtariEnv(id="ALE/Breakout-v5", noop_max=5, max_frames=200, life_loss=True).resolved()
+
+    def sampled(far, device):
+        sampler = LockstepSampler([env.make(3), env.make(2)], 8, 0.99, 3, torch.device(device))
+        for buffer in sampler._buffers:
+            buffer.far, buffer.stacks = far, None
+        results = [
+            {name: x.cpu().clone() for name, x in {**vars(r), **r.extras}.items() if isinstance(x, torch.Tensor)}
+            for r in itertools.islice((r for r in sampler.run(FixedPolicy(4)) if r is not None), 12)
+        ]
+        sampler.close()
+        return results
+
+    reference = sampled(False, "cpu")
+    assert any(bool(r["first"].any()) for r in reference[1:])  # games began
+    for a, b in zip(reference, sampled(True, device), strict=True):
+        assert a.keys() == b.keys() >= {"obs", "first", "action", "value"}
+        for name in a:
+            assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 5])

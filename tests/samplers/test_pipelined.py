@@ -16,7 +16,6 @@ from tests.conftest import Corridor, FixedPolicy
 
 CPU = torch.device("cpu")
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 
 class Seeded(Corridor):
@@ -62,9 +61,10 @@ def workers(n, serve):
     return AnyOf([WorkerGroup(make, serve, 1, 10.0, 0, "seeded") for _ in range(0, n, serve)])
 
 
-def check(group, reference, T, pieces, rollouts, policy=ByObservation, device="cpu"):
+def check(group, reference, T, pieces, rollouts, policy=ByObservation, device="cpu", far=False):
     H = group.spec.stack - 1
     sampler = PipelinedSampler(group, T, pieces, 0.9, 7, torch.device(device))
+    sampler._far |= far  # served as if the simulators were elsewhere than their frames
     stream = (r for r in sampler.run(policy()) if r is not None)
     told = [next(stream) for _ in range(rollouts)]
     found = [w for r in told for w in windows(r, T, H)]
@@ -86,10 +86,12 @@ def test_pieces_equal_lock_step_sampling():
     assert sum(r.steps for r in told) == sum(int(r.weight.sum()) for r in told)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_emulators_are_served_in_parts(device):
+@pytest.mark.parametrize(("device", "far"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=NO_GPU)])
+def test_emulators_are_served_in_parts(device, far):
     env = AtariEnv(id="ALE/Breakout-v5", noop_max=5, max_frames=200, life_loss=True).resolved()
-    told = check(AtariPart(env, 4, 2), env.make(4), 5, pieces=3, rollouts=20, policy=lambda: ByObservation(4), device=device)
+    told = check(
+        AtariPart(env, 4, 2), env.make(4), 5, pieces=3, rollouts=20, policy=lambda: ByObservation(4), device=device, far=far
+    )
     assert told[0].obs.shape[2:] == (1, 84, 84)
     assert any(bool((r.weight == 0).any()) for r in told)  # resets were among them
 

@@ -1,0 +1,93 @@
+"""Acting on a GPU for simulators that are not there: frames go over once, one captured launch answers with actions.
+
+The frames' memory, stacking, the network, the drawing of actions and the notes about them are one CUDA graph. The only point at
+which anybody waits is for the actions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyhands.graphs import Captured
+from manyhands.maths import random
+from manyhands.maths.stacking import stacked
+from manyhands.types import EnvSpec, Policy
+
+
+class Serving:
+    """Serves n simulators at a time, out of and into a sampler's memory: obs and first [H+T+1, B, ...], action and what else
+    act() gives [T, B, ...]."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        memory: dict[str, Tensor],
+        n: int,
+        spec: EnvSpec,
+        seed: int,
+        ids: Tensor,
+        epsilon: Tensor,
+        capture: bool = True,
+    ) -> None:
+        device = memory["obs"].device
+        self._policy, self._memory, self._spec = policy, memory, spec
+        self._seed, self._ids, self._epsilon = seed, ids.to(device), epsilon
+        # What travels waits in page-locked memory: from there a copy needs nobody's attention.
+        self._frames = _Mail((n, *spec.frame), getattr(torch, spec.dtype), device)
+        self._put_at = _Mail((3, n), torch.int64, device)
+        self._act_at = _Mail((3, n), torch.int64, device)
+        self._actions = _Mail((n,), torch.int64, device)
+        self._act = Captured(self._choose, device, capture)
+        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+
+    def put(self, at: np.ndarray | int, who: np.ndarray, obs: Any, first: Any) -> None:
+        """What the simulators `who` show becomes row `at` of the memory."""
+        self._frames.here[...] = obs
+        self._put_at.write(at, who, first)
+        rows, columns, begins = self._put_at.send()
+        self._memory["obs"][rows, columns] = self._frames.send()
+        self._memory["first"][rows, columns] = begins.bool()
+
+    def act(self, slot: np.ndarray | int, who: np.ndarray, number: np.ndarray | int) -> np.ndarray:
+        """Actions for the simulators `who` in that slot of the memory; `number` counts their slots since the run began."""
+        self._act_at.write(slot, who, number)
+        self._act_at.send()
+        self._act()
+        if self._arrived is not None:
+            self._arrived.record()
+            self._arrived.synchronize()
+        return self._actions.here
+
+    def _choose(self) -> None:
+        slot, who, number = self._act_at.there
+        memory, history = self._memory, self._spec.stack - 1
+        seen = stacked(memory["obs"], memory["first"], (slot + history) * memory["obs"].shape[1] + who, self._spec.stack)
+        noise = random.uniform(self._seed, random.ACT, self._ids[who], number, 2)
+        action, extras = self._policy.act(seen, self._epsilon[who], noise)
+        for name, value in {"action": action, **extras}.items():
+            if name not in memory:
+                shape = (*memory["action"].shape, *value.shape[1:])
+                memory[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            memory[name][slot, who] = value
+        self._actions.pinned.copy_(action, non_blocking=True)
+
+
+class _Mail:
+    """A tensor on the device, and its twin here."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.pinned = torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.here = self.pinned.numpy()
+        self.there = torch.zeros(shape, dtype=dtype, device=device)
+
+    def write(self, *rows: Any) -> None:
+        for mine, row in zip(self.here, rows, strict=True):
+            mine[...] = row
+
+    def send(self) -> Tensor:
+        self.there.copy_(self.pinned, non_blocking=True)
+        return self.there

@@ -1,0 +1,99 @@
+"""What is captured on a GPU is what runs kernel by kernel; here, that the captured form of an update is the ordinary one."""
+
+import pytest
+import torch
+
+from manyhands.build import Custom, make_learner
+from manyhands.config import load_recipe
+from manyhands.nets.flat import flatten
+from manyhands.stores.local import LocalStore
+from manyhands.stores.rules import Adam, RMSProp
+from manyhands.types import GradientInfo
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+RULES = [
+    Adam(learning_rate=0.01, max_grad_norm=0.5),
+    RMSProp(learning_rate=0.01, epsilon_inside=True, anneal="linear"),
+    Adam(learning_rate=0.01, max_average_norm=0.001),
+]
+
+
+def store_on(device, rule):
+    torch.manual_seed(0)
+    model = flatten(torch.nn.Linear(7, 5).to(device))
+    store = LocalStore(model, rule, 1000)
+    if store._captured is None:
+        store._captured = store._apply  # the same, not captured
+    return store
+
+
+def steps(store, poison=()):
+    generator = torch.Generator().manual_seed(1)
+    for i in range(12):
+        store.count(30)
+        gradient = torch.randn(40, generator=generator)
+        if i in poison:
+            gradient[3] = float("nan")
+        store.model.gradient.copy_(gradient)
+        receipt = store.step(GradientInfo(i, 32))
+    if store.model.parameters.is_cuda:
+        torch.cuda.synchronize()
+    return store.model.parameters.cpu().clone(), receipt
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", RULES, ids=["adam", "rmsprop", "average-norm"])
+def test_updates_without_waiting_equal_ordinary_ones(device, rule):
+    torch.manual_seed(0)
+    reference = LocalStore(flatten(torch.nn.Linear(7, 5)), rule, 1000)
+    expected, receipt = steps(reference)
+    found, other = steps(store_on(device, rule))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert receipt.clock == other.clock
+    assert float(other.metrics["gradient_norm"]) == pytest.approx(float(receipt.metrics["gradient_norm"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", RULES, ids=["adam", "rmsprop", "average-norm"])
+def test_what_is_not_finite_is_left_out_without_waiting(device, rule):
+    torch.manual_seed(0)
+    reference = LocalStore(flatten(torch.nn.Linear(7, 5)), rule, 1000)
+    expected, _ = steps(reference, poison=(4, 5, 9))
+    store = store_on(device, rule)
+    found, _ = steps(store, poison=(4, 5, 9))
+    assert store.refused == reference.refused == 3
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    for name, tensor in reference._shard.memory.items():
+        torch.testing.assert_close(store._shard.memory[name].cpu(), tensor, rtol=1e-5, atol=1e-6)
+
+
+REPLAYING = ["pong-dqn-512", "pong-categorical-2048", "pong-rainbow-512"]
+
+
+@GPU
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "pong-ga3c", *REPLAYING])
+def test_captured_training_equals_training_kernel_by_kernel(name):
+    """Three updates: longer, rounding changes an action, and with it everything that follows."""
+    changes = {
+        "device": "cuda",
+        "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0},
+    }
+    if name in REPLAYING:
+        changes["memory"] = {"capacity": 2000, "batch": 16, "warmup_steps": 64}
+    elif name == "pong-ga3c":
+        changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
+    results = {}
+    for graphs in (True, False):
+        learner = make_learner(load_recipe(name, {**changes, "graphs": graphs}), Custom())
+        try:
+            for _ in learner.run():
+                if learner.clock.updates >= 3:
+                    break
+            results[graphs] = (learner.clock, learner.model.parameters.cpu().clone(), learner.sums.take())
+        finally:
+            learner.close()
+    (clock, captured, metrics), (clock_too, eager, expected) = results[True], results[False]
+    assert clock == clock_too and metrics.keys() == expected.keys()
+    assert (captured - eager).abs().max() < 1e-4
+    assert metrics["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=1e-3)
