@@ -50,6 +50,15 @@ def save_best(folder: Path, step: int, state: dict[str, Any], about: dict[str, A
     return final
 
 
+def judged_best(folder: Path) -> float | None:
+    """The score of the parameters that a judge found best, if one did."""
+    try:
+        name = os.readlink(folder / "best")
+        return json.loads((folder / name / MANIFEST).read_text())["return_mean"] if name.startswith("judged-") else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _forget_others(folder: Path, keep: int) -> None:
     kept = {path.name for path in _all(folder)[-keep:]} | {
         os.readlink(folder / n) for n in ("latest", "best") if (folder / n).is_symlink()

@@ -40,6 +40,7 @@ class Watched:
         self.asked_at: dict[str, float] = {}
         self.report: dict[str, Any] = {}
         self.snapshot: dict[str, Any] | None = None
+        self.ledger: list[dict[str, Any]] = []
 
     def ask(self, method: str, every_s: float) -> None:
         if method not in self.asked and time.monotonic() - self.asked_at.get(method, 0.0) >= every_s:
@@ -55,9 +56,20 @@ class Watched:
                 if method == "report":
                     self.report = call.result()
                     stale.update(self.report.pop("staleness", {}))
+                    self.ledger += self.report.pop("ledger", [])
                 else:
-                    self.snapshot = call.result()
+                    self.keep(call.result())
         return stale
+
+    def now(self, method: str) -> dict[str, Any]:
+        """Asks and waits; what was asked before is taken first, so that nothing it told is lost."""
+        answer = self.handle.call(method, timeout_s=SILENT_S).result()
+        self.take()
+        return answer
+
+    def keep(self, snapshot: dict[str, Any]) -> None:
+        self.ledger += snapshot.pop("ledger", [])
+        self.snapshot = snapshot
 
 
 class Keeper:
@@ -70,6 +82,7 @@ class Keeper:
         self._vectors, self._scalars = _names(recipe.rule.initial_state(torch.zeros(2)))
         self._restarts_left = self._config.restarts
         self.replaced = 0
+        self._ledger: list[dict[str, Any]] = []
         self._lost = 0  # updates, on the shard that lost most of them
         self._lives = [0] * len(self._pieces) if state is None else _lives(state, len(self._pieces))
         snapshots = self._split(initial_state(recipe, model) if state is None else state)
@@ -143,6 +156,9 @@ class Keeper:
                 self._lives[number] += 1
                 snapshot = self._mended(server)
                 self._replace(server, lost, f"replaced from its snapshot at update {snapshot['version']:,}")
+                self._keep_ledger(number, server, self._lives[number] - 1)
+                if self._config.ledger:
+                    self._ledger.append({"shard": number, "server_life": self._lives[number], "begins_at": snapshot["version"]})
                 self._servers[number] = self._watch_server(number, snapshot)
             except ChildError as failure:
                 raise RunError(f"{server.name} failed; its own traceback:\n{failure}") from None
@@ -156,6 +172,17 @@ class Keeper:
                 self._replays[number] = self._watch_replay(number, replay.report)
         return stale
 
+    def _keep_ledger(self, number: int, server: Watched, life: int) -> None:
+        self._ledger += [{"shard": number, "server_life": life, **row} for row in server.ledger]
+        server.ledger.clear()
+
+    def take_ledger(self) -> list[dict[str, Any]]:
+        """What the servers decided about gradients since the last call."""
+        for number, server in enumerate(self._servers):
+            self._keep_ledger(number, server, self._lives[number])
+        ledger, self._ledger = self._ledger, []
+        return ledger
+
     def open_calls(self) -> list[Future]:
         watched = [*self._servers, *self._replays, *([self._chief] if self._chief is not None else [])]
         return [call for component in watched for call in component.asked.values()]
@@ -164,8 +191,8 @@ class Keeper:
         """The counters as they are now, where those of a moment ago will not do."""
         for server in self._servers:
             with contextlib.suppress(ChildLost, ChildError):  # watch() deals with it
-                staleness = server.report.get("staleness", {})
-                server.report = {**server.handle.call("report", timeout_s=SILENT_S).result(), "staleness": staleness}
+                server.report = server.now("report")
+                server.ledger += server.report.pop("ledger", [])
 
     def pause(self, paused: bool) -> None:
         """While hands are stopping nobody waits for another: not for the gradients of a version, not for a learner's draws."""
@@ -243,7 +270,7 @@ class Keeper:
         told = []
         for server in self._servers:
             with contextlib.suppress(ChildLost):  # watch() replaces it
-                server.snapshot = server.handle.call("state", timeout_s=SILENT_S).result()
+                server.keep(server.now("state"))
             assert server.snapshot is not None
             told.append(server.snapshot)
         vectors = {name: _joined([server["optimiser"][name] for server in told]) for name in self._vectors}

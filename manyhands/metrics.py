@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from manyhands.config import Recipe, to_dict
 
 FILE = "metrics.jsonl"
+LEDGER = "ledger.jsonl"
 QUIET_S = 20.0  # a plain log says something at least this often
 
 
@@ -66,6 +67,16 @@ class MetricsWriter:
             self._warn(f"could not write metrics ({error.strerror}); training goes on")
         if self._wandb is not None:
             self._wandb.log(row, step=row["step"])
+
+    def write_ledger(self, rows: list[dict[str, Any]]) -> None:
+        """What became of gradients, where a run keeps account of each."""
+        if not rows:
+            return
+        try:
+            with (self._path.parent / LEDGER).open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+        except OSError as error:
+            self._warn(f"could not write {LEDGER} ({error.strerror}); training goes on")
 
     def close(self) -> None:
         for part in (self._file, self._board):

@@ -239,6 +239,10 @@ class _Session:
                         self._count(late.episodes)
                     step = team.clock.steps
                     last = last or step >= total
+                if step >= total:
+                    for judgement in team.judge_the_end():
+                        self._note(judgement)
+                self._writer.write_ledger(team.take_ledger())
                 if step >= total or self._report_is_due(step):
                     self._report(step)
                 self._display.advance(step, self._mean())
@@ -316,6 +320,7 @@ class _Session:
         if judged and self._best_judged is None and self._team.clock.steps >= self._recipe.total_steps:
             best = True  # it ended before the judge did: the last is the best we know
         team_state = self._team.state(hurried)
+        self._writer.write_ledger(self._team.take_ledger())  # up to what is being saved
         hands = team_state["hands"].values()
         continues = len(hands) == self._team.size and all(hand["sampler"]["continues"] for hand in hands)
         about = {
@@ -343,7 +348,6 @@ class _Session:
             "lengths": list(self._lengths),
             "episodes": self._episodes,
             "best": best,
-            "best_judged": self._best_judged,
             "seconds": self._seconds_before + time.monotonic() - self._begin,
             "reported": list(self._reported),
         }
@@ -353,6 +357,6 @@ class _Session:
         self._lengths.extend(state["lengths"])
         self._episodes = state["episodes"]
         self._best = state["best"]
-        self._best_judged = state.get("best_judged")
+        self._best_judged = checkpoint.judged_best(self._run.checkpoints)
         self._seconds_before = state["seconds"]
         self._reported = (state["reported"][0], state["reported"][1])

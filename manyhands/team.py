@@ -195,6 +195,21 @@ class Team:
         except (ChildError, RunError) as failure:
             raise _own_words(failure) from None
 
+    def judge_the_end(self) -> Iterator[dict[str, Any]]:
+        """The last parameters are judged too, when nobody changes them any more."""
+        while self._judge is not None and self._judged_at < self.clock.updates:
+            if self._judging is None:
+                self._judging = self._judge.call("score", timeout_s=ADVANCE_TIMEOUT_S)
+            self._host.wait([self._judging], 0.5)
+            if gave_up():
+                raise GaveUp
+            self._judge_now_and_then()
+            if (judgement := self.take_judgement()) is not None:
+                yield judgement
+
+    def take_ledger(self) -> list[dict[str, Any]]:
+        return self._central.take_ledger() if isinstance(self._central, Keeper) else []
+
     def take_judgement(self) -> dict[str, Any] | None:
         """What the judge found since the last call: updates, steps, mean return, and the parameters it played with."""
         judgement, self._judgement = self._judgement, None

@@ -19,7 +19,7 @@ from torch.optim.rmsprop import rmsprop
 from manyhands.maths import schedules
 from manyhands.types import UsageError
 
-PIECE = 131_072  # numbers
+PIECE = 98_304  # numbers
 
 
 @dataclass(frozen=True)

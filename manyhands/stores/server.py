@@ -43,10 +43,11 @@ class Base:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server refuses; 0: nothing."""
+    """What a server refuses; 0: nothing. And whether it writes everything down."""
 
     staleness: int = 0  # updates since the parameters were read
     age_s: float = 0.0
+    ledger: bool = False  # every decision is told in reports
 
 
 @dataclass
@@ -83,6 +84,7 @@ class Server:
         self._held: dict[tuple[int, int], tuple[Origin, np.ndarray]] = {}  # by version and learner
         self._lost = 0  # updates of the other shards that this one could not make
         self._staleness: dict[int, int] = {}
+        self._ledger: list[dict[str, Any]] = []
         self._load(snapshot)
 
     # -- asked by learners and actors -----------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Server:
             self._apply(gradient, rate)
             self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
         if outcome != REPEATED:
-            self._decide(entry, origin, outcome)
+            self._decide(entry, origin, outcome, staleness)
         elif entry.life == origin.life and entry.sequence == origin.sequence:
             outcome = entry.outcome  # the answer was lost, not the gradient
         took = time.perf_counter() - begin
@@ -135,9 +137,11 @@ class Server:
         entry.steps[life] = max(entry.steps.get(life, 0), steps)
         return entry
 
-    def _decide(self, entry: Entry, origin: Origin, outcome: str) -> None:
+    def _decide(self, entry: Entry, origin: Origin, outcome: str, staleness: int = 0) -> None:
         entry.life, entry.sequence, entry.outcome = origin.life, origin.sequence, outcome
         entry.outcomes[outcome] = entry.outcomes.get(outcome, 0) + 1
+        if self._limits.ledger:
+            self._ledger.append({**vars(origin), "outcome": outcome, "staleness": staleness, "version": self.version})
 
     def _answer(self, outcome: str, parameters: bool = False, **more: Any) -> dict[str, Any]:
         return {
@@ -211,7 +215,13 @@ class Server:
             "outcomes": outcomes,
             "lost": self._lost,
             "staleness": staleness,
+            "ledger": self._take_ledger(),
         }
+
+    def _take_ledger(self) -> list[dict[str, Any]]:
+        """What was not told yet. A snapshot tells it too: whoever begins from it has all that led there."""
+        ledger, self._ledger = self._ledger, []
+        return ledger
 
     def state(self) -> dict[str, Any]:
         """The shard, and the table: a repeated push is recognised also after a restart from this."""
@@ -225,6 +235,7 @@ class Server:
             "version": self.version,
             "lost": self._lost,
             "table": table,
+            "ledger": self._take_ledger(),
         }
 
     def _load(self, state: dict[str, Any]) -> None:

@@ -45,6 +45,8 @@ class ServersConfig:
     """How often a server's state is copied to where it survives the server: what is lost with a server is at most as old."""
     restarts: int = 20
     """How many lost servers, learners and actors are replaced."""
+    ledger: bool = False
+    """Write what became of every gradient to ledger.jsonl: who sent it, its number, its staleness, applied or why not."""
 
     def __post_init__(self) -> None:
         if self.shards < 1 or self.gather < 0 or self.max_staleness < 0 or self.restarts < 0:
@@ -56,7 +58,7 @@ class ServersConfig:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.max_staleness, self.max_age_s)
+        return Limits(self.max_staleness, self.max_age_s, self.ledger)
 
     def check(self, learners: int) -> None:
         if self.gather > learners:

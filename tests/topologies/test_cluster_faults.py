@@ -35,34 +35,64 @@ def stop(process) -> str:
 PARTS = ["actor 1 of 2", "learner 0 of 1", "replay 0 of 2", "parameter server 0 of 2", "parameter server 1 of 2"]
 
 
+def audit(run_dir, limit: int | None = None, gather: int = 0) -> list[int]:
+    """Goes through the ledger, shard by shard: what was applied and is still there. Returns how many updates each lost."""
+    rows = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
+    lost = []
+    for shard, server in enumerate(state["servers"]):
+        kept: list[dict] = []
+        lost.append(0)
+        for row in (row for row in rows if row["shard"] == shard):
+            if "begins_at" in row:  # from its snapshot: what came after it is lost
+                still = [old for old in kept if old["version"] <= row["begins_at"]]
+                lost[-1] += len(kept) - len(still)
+                kept = still
+            elif row["outcome"] == "applied":
+                assert gather or row["version"] == len(kept) + 1  # none is missing in between
+                assert limit is None or row["staleness"] <= limit
+                kept.append(row)
+        gradients = [(row["learner"], row["life"], row["sequence"]) for row in kept]
+        assert len(set(gradients)) == len(gradients)  # none twice
+        assert len(gradients) == server["version"] if not gather else len(gradients) <= gather * server["version"]
+        for learner, entry in server["table"].items():  # what the table says is what the ledger says
+            assert entry["outcomes"].get("applied", 0) == sum(who == int(learner) for who, _, _ in gradients)
+    assert state["updates"] == state["servers"][0]["version"]
+    return lost
+
+
+# Of six fault-free runs to 16 000 steps, greedy over 100 games: 1.06, 1.07, 1.37, 1.50, 1.61, 1.62; a random player has -0.84.
+LEAST = 1.37 - 2 * 0.25  # their mean, less two standard deviations
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_every_part_of_a_run_is_killed_once_and_the_run_goes_on(tmp_path):
-    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
-    process = start_run("gorila-global-snake", run_dir, "--memory.warmup-steps", 200, "--store.snapshot-s", 0.5, report_every=200)
+@pytest.mark.timeout(400)
+def test_every_part_of_a_run_is_killed_once_and_the_run_learns_what_others_learn(tmp_path):
+    shared, run_dir, total = set(os.listdir("/dev/shm")), tmp_path / "run", 16_000
+    quick = ("--memory.warmup-steps", 500, "--exploration.over", 500, "--algorithm.target-period", 100)
+    kept = ("--store.snapshot-s", 0.5, "--store.ledger", True)
+    process = start_run("gorila-global-snake", run_dir, *quick, *kept, total_steps=total, report_every=200)
     everybody = set(descendants(process.pid))
-    for part in PARTS:
-        wait_for(lambda: last(run_dir)["updates"] > 50, 60)
-        before = last(run_dir)
+    for i, part in enumerate(PARTS, 1):
+        wait_for(lambda: last(run_dir)["step"] > i * total // 7, 120)  # noqa: B023
         victim = find(process, part)
         os.kill(victim, signal.SIGKILL)
         wait_for(lambda: find_or_none(process, part) not in (None, victim), 20)  # noqa: B023
-        wait_for(lambda: last(run_dir)["updates"] > before["updates"] + 20, 60)  # noqa: B023
         everybody |= set(descendants(process.pid))
-    errors = stop(process)
+    errors = process.communicate()[1]
     row = last(run_dir)
+    assert process.returncode == 0, errors
     assert row["replaced_servers"] == 3 and row["replaced_learners"] == 2
     for part in PARTS:
         assert f"{part} (process" in errors and "SIGKILL" in errors
     assert "replaced from its snapshot" in errors and "Traceback" not in errors
+    assert max(audit(run_dir)) <= row["lost_updates"] <= 100  # half a second's worth at most
     state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
-    for server in state["servers"]:  # the counter is the sum of what was applied, by the table
-        applied = [entry["outcomes"].get("applied", 0) for entry in server["table"].values()]
-        assert sum(applied) == server["version"]
     steps = sum(sum(entry["steps"].values()) for entry in state["servers"][0]["table"].values())
     assert steps == state["steps"]
     wait_for(lambda: not alive(everybody), 15)
     assert set(os.listdir("/dev/shm")) <= shared
+    assert Run.open(run_dir).evaluate(episodes=100, actions="greedy").mean >= LEAST
 
 
 def find_or_none(process, title: str) -> int | None:
@@ -76,13 +106,14 @@ def find_or_none(process, title: str) -> int | None:
 @pytest.mark.timeout(120)
 def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
     run_dir = tmp_path / "run"
-    process = start_run("ba3c-snake", run_dir, "--store.snapshot-s", 0.5, report_every=200)
+    process = start_run("ba3c-snake", run_dir, "--store.snapshot-s", 0.5, "--store.ledger", True, report_every=200)
     for part in ("parameter server 1 of 2", "the chief", "learner 2 of 3"):
         before = last(run_dir)["updates"]
         os.kill(find(process, part), signal.SIGKILL)
         wait_for(lambda: last(run_dir)["updates"] > before + 20, 60)  # noqa: B023
     errors = stop(process)
     assert "the chief (process" in errors and "Traceback" not in errors
+    audit(run_dir, gather=2)
     assert last(run_dir)["replaced_servers"] == 2 and last(run_dir)["replaced_learners"] == 1
 
 
@@ -103,7 +134,8 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
 @pytest.mark.timeout(400)
 def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp_path):
     run_dir = tmp_path / "run"
-    options = ("--memory.warmup-steps", 200, "--topology.host", "ray", "--topology.address", cluster.address)
+    where = ("--topology.host", "ray", "--topology.address", cluster.address)
+    options = ("--memory.warmup-steps", 200, "--store.ledger", True, *where)
     process = start_run("gorila-global-snake", run_dir, *options, report_every=200)
     wait_for(lambda: last(run_dir)["updates"] > 100, 90)
     victim = cluster.more.pop()
@@ -117,17 +149,15 @@ def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp
     assert time.monotonic() - lost < 150
     errors = stop(process)
     assert process.returncode == 130 and "Traceback" not in errors, errors
-    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
-    for server in state["servers"]:
-        applied = [entry["outcomes"].get("applied", 0) for entry in server["table"].values()]
-        assert sum(applied) == server["version"]
+    audit(run_dir)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_under_kills_nothing_beyond_the_staleness_limit_is_applied_and_the_counter_is_what_the_table_says(tmp_path):
+def test_under_kills_nothing_beyond_the_staleness_limit_is_applied(tmp_path):
     run_dir = tmp_path / "run"
     limit = ("--store.max-staleness", 2, "--store.snapshot-s", 0.5, "--memory.warmup-steps", 400, "--topology.learners", 3)
+    limit += ("--store.ledger", True)
     process = start_run("gorila-snake", run_dir, *limit, report_every=200)
     for part in ("parameter server 0 of 2", "parameter server 1 of 2"):
         before = last(run_dir)["updates"]
@@ -137,7 +167,4 @@ def test_under_kills_nothing_beyond_the_staleness_limit_is_applied_and_the_count
     row = last(run_dir)
     stale = [int(k) for entry in Run.open(run_dir).metrics() for k in entry.get("staleness_counts", {})]
     assert max(stale) <= 2 and row["gradients_stale"] > 0  # none beyond the limit was applied
-    state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
-    server = state["servers"][0]
-    applied = sum(entry["outcomes"].get("applied", 0) for entry in server["table"].values())
-    assert applied == server["version"] == state["updates"]
+    audit(run_dir, limit=2)

@@ -61,6 +61,31 @@ def test_components_of_a_kind_sit_on_different_raylets(cluster):
     assert len(nodes) == 4
 
 
+@pytest.mark.slow
+def test_actors_learners_and_servers_of_a_run_sit_on_different_raylets(cluster):
+    from manyhands import build
+    from manyhands.config import load_recipe
+    from manyhands.team import Team
+
+    there = {"host": "ray", "address": cluster.address, "learners": 2, "actors": 2}
+    recipe = load_recipe("gorila-global-snake", {"topology": there})
+    spec, _ = build.check(recipe, build.Custom())
+    team = Team(recipe, build.Custom(), spec, print, None)
+    try:
+        hands = {seat.number: (seat.learns, team._hands[rank].where()[0]) for rank, seat in team._seats.items()}
+        kinds = {
+            "learners": [node for learns, node in hands.values() if learns],
+            "actors": [node for learns, node in hands.values() if not learns],
+            "servers": [server.handle.where()[0] for server in team._central._servers],
+            "replays": [replay.handle.where()[0] for replay in team._central._replays],
+        }
+    finally:
+        team.close()
+    for kind, nodes in kinds.items():
+        assert len(nodes) == len(set(nodes)) == 2, (kind, nodes)
+    assert len({node for nodes in kinds.values() for node in nodes}) == 4  # nobody crowds while a raylet has nothing to do
+
+
 def test_a_server_that_is_killed_or_loses_its_raylet_comes_back_from_its_snapshot(cluster):
     recipe, said = recipe_of(Adam(learning_rate=0.01), shards=4, snapshot_s=0.1), []
     with joined(cluster) as host, kept(host, recipe, said.append) as keeper:
