@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,8 @@ from manyhands.stores.local import LocalStore
 from manyhands.stores.servers import ServersConfig, ServersStore
 from manyhands.stores.shared import SharedConfig, SharedStore
 from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Places, Sampler, Seat, Store, UsageError
+
+ATARI_TIMEOUT_S, ATARI_RESTARTS = 60.0, 10  # of emulators in processes of their own
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,12 @@ def make_group(
     if isinstance(env, SnakeEnv):
         return env.make(num_envs, device=str(device))
     if isinstance(env, AtariEnv):
-        return env.make(num_envs, screen)
+        env = replace(env, threads=env.threads or simulator_threads(device))
+        if env.workers == 0 or screen or num_envs == 1:
+            return env.make(num_envs, screen)
+        workers = min(env.workers, num_envs)
+        part = replace(env, threads=math.ceil(env.threads / workers))
+        return WorkerGroup(part.make, num_envs, workers, ATARI_TIMEOUT_S, ATARI_RESTARTS, env.id)
     if env.workers == 0 or screen:
         return env.make(num_envs, screen, factory)
     make = partial(env.make, factory=factory)
@@ -151,13 +159,18 @@ def make_group(
     return WorkerGroup(make, num_envs, workers, env.step_timeout_s, env.restarts, env.id)
 
 
-def make_partial_group(recipe: Recipe, factory: Factory | None) -> PartialGroup:
+def simulator_threads(device: torch.device) -> int:
+    """Beside a GPU one core is left to whoever serves the simulators: an emulator on it would keep all the others waiting."""
+    return max(cores() - (device.type == "cuda"), 1)
+
+
+def make_partial_group(recipe: Recipe, device: torch.device, factory: Factory | None) -> PartialGroup:
     """ale-py serves parts of a batch by itself; other simulators are split into groups, in processes where they have some."""
     env, n = recipe.env, recipe.sampler.num_envs
     serve = recipe.sampler.serve or max(n // 4, 1)
     if isinstance(env, AtariEnv):
         env.check()
-        return AtariPart(env, n, serve)
+        return AtariPart(replace(env, threads=env.threads or simulator_threads(device)), n, serve)
     if isinstance(env, GymEnv) and env.workers != 0:
         env = replace(env, workers=1)
     sizes = [min(serve, n - i) for i in range(0, n, serve)]
@@ -171,6 +184,7 @@ def make_groups(
     try:
         for size in sizes:
             groups.append(make_group(env, size, device, factory))
+        assert all(group.spec for group in groups)  # those in processes are built by then
     except BaseException:
         for group in groups:
             group.close()
@@ -190,7 +204,7 @@ def make_sampler(
     capture = recipe.graphs and custom.captured
     life_loss = getattr(env, "life_loss", False)
     if recipe.sampler.kind == "pipelined":
-        group = make_partial_group(recipe, factory)
+        group = make_partial_group(recipe, device, factory)
         sampler = recipe.sampler
         common = (algorithm.gamma, recipe.seed, device, env.reward_clip, life_loss, capture, seat)
         return PipelinedSampler(group, sampler.horizon, sampler.columns, *common)
@@ -258,7 +272,8 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
         return Learner(*common, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
-    once = recipe.memory.epochs == recipe.memory.minibatches == 1 and recipe.sampler.kind == "batched"
+    config = recipe.memory
+    once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
     keep = once and custom.captured and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(*common, keep_acting=keep)
 
@@ -279,14 +294,16 @@ def make_memory(
 ) -> Memory:
     config, device = recipe.memory, model.parameters.device
     seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
+    pauses = 0 if recipe.sampler.kind == "pipelined" else recipe.sampler.horizon * len(group_sizes(recipe))
     if isinstance(config, FreshConfig):
-        return FreshMemory(partial(algorithm.prepare, model.net), config.epochs, config.minibatches, seed)
+        prepare = partial(algorithm.prepare, model.net)
+        return FreshMemory(prepare, config.epochs, config.minibatches, seed, pauses if config.overlap else 0)
     if places is not None and places.replays:
         return RemoteReplay(config, places.replays, seat, device, seed, recipe.total_steps, lambda: store.clock.steps)
     config = config.share(seat.learners)
     device_of_frames = place_replay(config, sampler.spec, recipe.sampler.num_envs, device)
     # Beside a GPU the updates owed are launched while simulators step; on a CPU both would fight for the same cores.
-    pauses = recipe.sampler.horizon * len(group_sizes(recipe)) + 1 if device.type == "cuda" else 1
+    pauses = pauses + 1 if device.type == "cuda" else 1
     return Replay(
         config, sampler.spec, recipe.sampler.num_envs, device_of_frames, device, seed, recipe.total_steps // seat.learners,
         pauses, saved=recipe.checkpoint.replay,
@@ -308,15 +325,18 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     device = find_device(recipe.device)
     place_threads(recipe, device)
     group = make_group(recipe.env, 1, device, custom.env)
-    group.close()
+    try:
+        spec = group.spec
+    finally:
+        group.close()
     if isinstance(recipe.memory, ReplayConfig):
         # Of a cluster we know this machine only: one part must fit. Here, all of them.
         parts = recipe.actors if recipe.topology.host == "ray" else 1
-        place_replay(recipe.memory.share(parts), group.spec, recipe.sampler.num_envs, device)
-    model = make_model(recipe, custom.algorithm or recipe.algorithm, group.spec, torch.device("cpu"), custom)
+        place_replay(recipe.memory.share(parts), spec, recipe.sampler.num_envs, device)
+    model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)
     if isinstance(recipe.store, SharedConfig | ServersConfig):
         recipe.store.pieces(model.parameters.numel())
-    return group.spec, model
+    return spec, model
 
 
 def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, model: Model) -> dict[str, Any]:

@@ -269,6 +269,8 @@ class Recipe:
             raise UsageError("exploration is for algorithms that act greedily otherwise (dqn, categorical-dqn): remove it")
         if self.checkpoint.replay:
             raise UsageError("checkpoint.replay = true: there is no replay to save with an on-policy algorithm")
+        if memory.overlap and self.sampler.kind == "pipelined":
+            raise UsageError("memory.overlap = true: a pipelined sampler does not wait for the learner anyway, leave it out")
         batch = self.sampler.columns * self.sampler.horizon
         if memory.minibatches > batch:
             raise UsageError(

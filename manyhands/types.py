@@ -64,8 +64,10 @@ class Step:
 class EnvGroup(Protocol):
     """A batch of simulators stepped asynchronously. After an end, the next slot is the reset, for every kind of simulator."""
 
-    spec: EnvSpec
     num_envs: int
+
+    @property
+    def spec(self) -> EnvSpec: ...
 
     def reset(self, seeds: list[int]) -> Step: ...
     def send(self, actions: Array) -> None: ...

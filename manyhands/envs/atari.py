@@ -48,11 +48,15 @@ class AtariEnv:
     max_frames: int = 108_000
     """An episode is truncated after this many frames."""
     threads: int = 0
-    """Simulator threads per group; 0: one per core."""
+    """Simulator threads per group; 0: one per core, beside a GPU one fewer: the learner needs it."""
+    workers: int = 0
+    """Processes per group, which build their simulators at the same time (0.1 s each) and share the threads; 0: none."""
 
     def __post_init__(self) -> None:
         if self.stack < 1 or self.frame_skip < 1 or self.max_frames < 1:
             raise UsageError("env.stack, env.frame_skip and env.max_frames must be at least 1")
+        if self.threads < 0 or self.workers < 0:
+            raise UsageError("env.threads and env.workers must not be negative")
         if self.reward_clip < 0 or self.threads < 0 or (self.noop_max or 0) < 0:
             raise UsageError("env.reward_clip, env.threads and env.noop_max must not be negative")
         if not 0 <= (self.sticky_actions or 0.0) <= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import pickle
 import sys
@@ -98,13 +99,25 @@ class WorkerGroup:
         self._children: list[Child] = []
         try:
             self._children = [self._start(i) for i in range(len(self._parts))]
-            specs = [self._ready(i) for i in range(len(self._parts))]
-            self.spec = specs[0]
-            self._memory = shared_arrays(self._block.fd, _layout(self.spec, num_envs))
-            self._ask_all(b"m")
         except BaseException:
             self.close()
             raise
+
+    @functools.cached_property
+    def spec(self) -> EnvSpec:
+        """Waits until everything is built: several groups are, at the same time, until somebody asks."""
+        try:
+            specs = [self._ready(i) for i in range(len(self._parts))]
+            return specs[0]
+        except BaseException:
+            self.close()
+            raise
+
+    @functools.cached_property
+    def _memory(self) -> dict[str, np.ndarray]:
+        memory = shared_arrays(self._block.fd, _layout(self.spec, self.num_envs))
+        self._ask_all(b"m")
+        return memory
 
     @property
     def pipe(self) -> Connection:
@@ -150,6 +163,7 @@ class WorkerGroup:
         return Step(m["obs"], m["reward"], m["terminated"], m["truncated"], m["life_lost"], m["first"])
 
     def _ask_each(self, command: bytes, payload: Callable[[int, int], bytes]) -> Step:
+        assert self._memory  # everybody has it
         for i, (low, high) in enumerate(self._parts):
             self._post(i, command + payload(low, high))
         for i in range(len(self._children)):
@@ -223,6 +237,7 @@ class WorkerGroup:
         }
 
     def load(self, state: dict) -> None:
+        assert self._memory
         self._seeds = list(state["seeds"])
         for i, (low, high) in enumerate(self._parts):
             part = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
@@ -18,6 +19,9 @@ class FreshConfig:
     """How often each sample is used."""
     minibatches: int = 1
     """Updates per epoch."""
+    overlap: bool = False
+    """Learn from a rollout while the next is sampled: whoever acts is then behind by the updates of one rollout, always the
+    same ones. For a GPU; on a CPU both would fight for the same cores. A resume does without the rollout being learned from."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.minibatches < 1:
@@ -25,22 +29,45 @@ class FreshConfig:
 
 
 class FreshMemory:
-    """Minibatches are shuffled by keys of (seed, rollout, epoch), so there is no generator state to save."""
+    """Minibatches are shuffled by keys of (seed, rollout, epoch), so there is no generator state to save.
 
-    def __init__(self, prepare: Callable[[Rollout], PolicyBatch], epochs: int, minibatches: int, seed: int) -> None:
+    pauses: in how many moments between two rollouts it will be asked for batches; then it hands them out evenly over these,
+    and what is left of one rollout when the next is there. 0: all at once.
+    """
+
+    def __init__(
+        self, prepare: Callable[[Rollout], PolicyBatch], epochs: int, minibatches: int, seed: int, pauses: int = 0
+    ) -> None:
         self._prepare = prepare
         self._epochs = epochs
         self._minibatches = minibatches
         self._seed = seed
+        self._share = math.ceil(epochs * minibatches / pauses) if pauses else 0
+        self._taken = 0
         self._rollouts = 0
+        self._next: Rollout | None = None
         self._batches: Iterator[PolicyBatch] = iter(())
 
     def add(self, rollout: Rollout) -> None:
-        self._batches = self._split(rollout, self._prepare(rollout), self._rollouts)
-        self._rollouts += 1
+        self._next = rollout
+        if not self._share:
+            self._begin()
 
     def next(self) -> PolicyBatch | None:
-        return next(self._batches, None)
+        if self._next is not None:  # what is left of the one before
+            batch = next(self._batches, None)
+            if batch is None:
+                self._begin()
+            return batch
+        self._taken = (self._taken + 1) % (self._share + 1) if self._share else 1
+        return next(self._batches, None) if self._taken else None
+
+    def _begin(self) -> None:
+        assert self._next is not None
+        rollout, self._next = self._next, None
+        self._batches = self._split(rollout, self._prepare(rollout), self._rollouts)
+        self._rollouts += 1
+        self._taken = 0
 
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         raise TypeError("a fresh memory has no priorities")

@@ -114,3 +114,24 @@ def test_presets_and_names():
     with pytest.raises(UsageError, match="did you mean 'ALE/Pong-v5'"):
         AtariEnv(id="ALE/Pnog-v5").check()
     assert AtariEnv(preset="sticky", life_loss=True).resolved().life_loss is False
+
+
+def test_emulators_in_processes_are_the_same():
+    import torch
+
+    from manyhands.build import make_group
+
+    env = AtariEnv(id="ALE/Breakout-v5", max_frames=60, life_loss=True)
+    actions = np.random.default_rng(0).integers(0, 4, (40, 5))
+    groups = [make_group(env.__class__(**{**vars(env), "workers": n}).resolved(), 5, torch.device("cpu")) for n in (0, 2)]
+    try:
+        steps = [group.reset(range(5)) for group in groups]
+        for action in actions:
+            for name in vars(steps[0]):
+                assert np.array_equal(*(getattr(step, name) for step in steps)), name
+            for group in groups:
+                group.send(action)
+            steps = [group.recv() for group in groups]
+    finally:
+        for group in groups:
+            group.close()

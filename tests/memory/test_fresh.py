@@ -66,3 +66,44 @@ def test_shuffles_continue_after_a_load():
     for m in (one, two):
         m.add(rollout())
     assert [b.action.tolist() for b in drain(one)] == [b.action.tolist() for b in drain(two)]
+
+
+def test_overlapped_a_rollout_is_learned_from_evenly_while_the_next_is_sampled():
+    memory = FreshMemory(prepare, epochs=2, minibatches=4, seed=0, pauses=5)
+    reference = FreshMemory(prepare, epochs=2, minibatches=4, seed=0)
+    for number in range(3):
+        one = rollout()
+        memory.add(one)
+        assert drain(memory) == []  # everything of the rollout before is learned; the new one waits for the pauses
+        reference.add(one)
+        expected = [batch.action.tolist() for batch in drain(reference)]
+        pauses = [[batch.action.tolist() for batch in drain(memory)] for _ in range(5)]
+        assert [len(pause) for pause in pauses] == [2, 2, 2, 2, 0] and [x for pause in pauses for x in pause] == expected, number
+
+
+def test_overlapped_what_is_left_is_learned_before_the_next():
+    memory = FreshMemory(prepare, epochs=2, minibatches=4, seed=0, pauses=5)
+    memory.add(rollout())
+    assert drain(memory) == [] and len(drain(memory)) == 2
+    memory.add(rollout())
+    assert len(drain(memory)) == 6 and len(drain(memory)) == 2
+
+
+def test_overlapped_acting_is_behind_by_the_updates_of_one_rollout():
+    from manyhands.build import Custom, make_learner
+    from manyhands.config import load_recipe
+
+    memory = {"overlap": True, "epochs": 2, "minibatches": 3}
+    learner = make_learner(load_recipe("cartpole-ppo", {"sampler": {"num_envs": 2, "horizon": 8}, "memory": memory}), Custom())
+    try:
+        lags, acted = [], []
+        for item in learner.run():
+            if item is not None:
+                acted.append(int(item.version.unique()))
+                lags.append(learner.clock.updates - acted[-1])
+            if len(acted) == 6:
+                break
+    finally:
+        learner.close()
+    # Rollout k is acted with the parameters after k - 1 rollouts of 6 updates; the first two with the initial ones.
+    assert acted == [0, 0, 6, 12, 18, 24] and lags == [0, 6, 6, 6, 6, 6]
