@@ -128,8 +128,14 @@ def bench(arguments: list[str]) -> int:
     from manyhands import bench as benches
     from manyhands.build import Custom
 
-    recipe, own = _recipe_and_options("bench", arguments, {"seconds": 15.0, "json": False})
+    recipe, own = _recipe_and_options("bench", arguments, {"seconds": 15.0, "json": False, "picture": ""})
+    if own["picture"] and not Path(own["picture"]).parent.is_dir():
+        raise UsageError(f"--picture {own['picture']}: no such folder")
     result = benches.bench(recipe, Custom(), own["seconds"])
+    if own["picture"]:
+        from manyhands.plot import bars
+
+        bars(result, Path(own["picture"]))
     print(json.dumps(result) if own["json"] else benches.show(result))
     return 0
 

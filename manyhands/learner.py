@@ -43,11 +43,15 @@ class Learner:
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0
+        self.learning = True  # False: rollouts are sampled and forgotten, to see how fast that alone is
 
     def run(self) -> Iterator[Rollout | None]:
         """None between sends and updates, of interest to a stop in a hurry; a rollout when it has been added."""
         self._begin_rollout()
         for rollout in self.sampler.run(self.actor):
+            if not self.learning:
+                yield rollout
+                continue
             begin = time.perf_counter()
             if rollout is not None:
                 paid = self.store.count(rollout.steps)

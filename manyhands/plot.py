@@ -76,3 +76,35 @@ def _draw_counts(axes: Any, rows: dict[Run, list[dict[str, Any]]]) -> None:
     axes.set_xscale("symlog")
     axes.set_xlabel("staleness (updates of others since the parameters were read)")
     axes.set_ylabel("share of gradients")
+
+
+def bars(result: dict[str, Any], out: Path) -> Path:
+    """What `manyhands bench` found: the three rates, and where the time of training went."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = {
+        "training": "steps_per_s",
+        "sampling only": "sampling_only_steps_per_s",
+        "simulators only": "simulator_only_steps_per_s",
+    }
+    figure, (rates, split) = plt.subplots(2, 1, figsize=(7, 3.6), layout="constrained", height_ratios=(3, 1.4))
+    drawn = rates.barh(list(names), [result[key] for key in names.values()], color="#4878a8")
+    rates.bar_label(drawn, labels=[f"{result[key]:,.0f}" for key in names.values()], padding=3)
+    rates.margins(x=0.15)
+    rates.invert_yaxis()
+    rates.set_title(result["recipe"])
+    rates.set_xlabel("steps per second")
+    left = 0.0
+    for name, share in result["time"].items():
+        split.barh(0, share, left=left, label=f"{name} {share:.0%}")
+        left += share
+    split.set_xlim(0, max(left, 1.0))
+    split.set_yticks([])
+    split.set_xlabel("share of the time of training")
+    split.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize="small")
+    figure.savefig(out, dpi=130)
+    plt.close(figure)
+    return out

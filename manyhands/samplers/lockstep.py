@@ -63,7 +63,7 @@ class LockstepSampler:
         self._capture = capture
         self._history = self.spec.stack - 1
         self.epsilon = torch.zeros(self.num_envs, device=device)  # the share of random actions of each simulator
-        self.seconds = {"simulate": 0.0, "act": 0.0}
+        self.seconds = {"simulate": 0.0, "transfer": 0.0, "act": 0.0}
         self._simulators = torch.arange(self.num_envs, device=device)
         self._ids = self._simulators + seat.rank * self.num_envs  # among those of all learners
         self._slot = seat.life * LIFE_SLOTS  # slots since the run began, the same for all simulators
@@ -124,8 +124,10 @@ class LockstepSampler:
     def _receive(self, g: int, buffer: _Buffer, t: int) -> None:
         begin = time.perf_counter()
         step = self.groups[g].recv()
+        arrived = time.perf_counter()
         buffer.put_step(t, g, self._columns[g], step)
-        self.seconds["simulate"] += time.perf_counter() - begin
+        self.seconds["simulate"] += arrived - begin
+        self.seconds["transfer"] += time.perf_counter() - arrived
 
     def _finish(self, buffer: _Buffer, version: int) -> Rollout:
         reset = buffer.first_side[self._history + 1 :]  # [T, B] the slot only reset

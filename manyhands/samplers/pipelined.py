@@ -52,7 +52,7 @@ class PipelinedSampler:
         self._ids = np.arange(self.num_envs) + seat.rank * self.num_envs  # among those of all learners
         self._life = seat.life * LIVES
         self.epsilon = torch.zeros(self.num_envs, device=device)
-        self.seconds = {"simulate": 0.0, "act": 0.0}
+        self.seconds = {"simulate": 0.0, "transfer": 0.0, "act": 0.0}
         self._tracker = EpisodeTracker(self.num_envs)
         self._episodes: list[Episode] = []
         # Pieces being filled, one a simulator. Frames live on the learner's device, rewards and flags with the simulators.
@@ -86,12 +86,14 @@ class PipelinedSampler:
         while True:
             begin = time.perf_counter()
             ids, step = self.group.serve()
-            self._take(ids, step)
             arrived = time.perf_counter()
+            self._take(ids, step)
+            taken = time.perf_counter()
             actions = self._act(policy, ids)
             served = time.perf_counter()
             self.group.answer(actions)
-            self.seconds["act"] += served - arrived
+            self.seconds["transfer"] += taken - arrived
+            self.seconds["act"] += served - taken
             self.seconds["simulate"] += arrived - begin + time.perf_counter() - served
             yield None
             while self._waiting >= self._pieces:

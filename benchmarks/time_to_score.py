@@ -1,0 +1,99 @@
+"""Trains a recipe until the mean return of the last 100 training episodes reaches a score, and says how long that took: from
+starting the command, with everything that has to be imported, built and captured.
+
+    python benchmarks/time_to_score.py RECIPE --score 18 [--score 20] [--seeds 0 1 2] [--out folder] [--limit-s 590] [-- OPTIONS]
+
+Writes curve, times, steps and seed of each run to OUT/RECIPE-SEED.json; the run's folder is beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Options:
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name or file."""
+    score: list[float]
+    """The mean returns to reach; it stops at the highest."""
+    seeds: list[int] = field(default_factory=lambda: [0])
+    """One run each, one after the other."""
+    limit_s: float = 1800.0
+    """Give up after so many seconds, for each run."""
+    out: Path = Path("time-to-score")
+    """Where the results go."""
+    episodes: int = 30
+    """Of the null-op evaluation afterwards; 0: none."""
+    actions: str = "sampled"
+    """sampled or greedy, in that evaluation."""
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    """What is written so far; the last line may not be whole yet."""
+    found = []
+    if (run / "metrics.jsonl").exists():
+        for text in (run / "metrics.jsonl").read_text().splitlines():
+            try:
+                found.append(json.loads(text))
+            except ValueError:
+                break
+    return found
+
+
+def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
+    name = Path(options.recipe).stem
+    run = options.out / f"{name}-{seed}"
+    command = [sys.executable, "-m", "manyhands", "train", options.recipe, "--seed", str(seed), "--run-dir", str(run), "--quiet"]
+    begin = time.time()
+    process = subprocess.Popen([*command, "--report.every-steps", "20000", "--report.tensorboard", "False", *more])
+    reached: dict[str, dict[str, float]] = {}
+    try:
+        while process.poll() is None and time.time() - begin < options.limit_s and len(reached) < len(options.score):
+            time.sleep(0.25)
+            for row in rows_of(run)[-5:]:
+                for score in options.score:
+                    full = row["episodes"] >= 100 and row["return_mean"] is not None
+                    if str(score) not in reached and full and row["return_mean"] >= score:
+                        reached[str(score)] = {"seconds": round(time.time() - begin, 1), "steps": row["step"]}
+                        print(f"{name}, seed {seed}: {score:g} after {reached[str(score)]}", flush=True)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        process.wait()
+    rows = rows_of(run)
+    curve = [[row["step"], row["time_s"], row["return_mean"]] for row in rows]
+    result = {"recipe": options.recipe, "seed": seed, "options": more, "reached": reached, "curve": curve}
+    result["started_to_first_report_s"] = round(time.time() - begin, 1) if not rows else None
+    result["steps_per_s"] = rows[-1]["step"] / rows[-1]["time_s"] if rows else None
+    if options.episodes and rows:
+        arguments = [str(run), "--episodes", str(options.episodes), "--actions", options.actions, "--json"]
+        done = subprocess.run([sys.executable, "-m", "manyhands", "eval", *arguments], capture_output=True, text=True)
+        result["evaluation"] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-500:]
+    (options.out / f"{name}-{seed}.json").write_text(json.dumps(result, indent=1))
+    return result
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    options = tyro.cli(Options, args=words[:at])
+    options.out.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        result = train(options, seed, words[at + 1 :])
+        evaluation = result.get("evaluation")
+        about = f", evaluated {evaluation['mean']:.2f}" if isinstance(evaluation, dict) else ""
+        print(f"{options.recipe}, seed {seed}: {result['reached'] or 'not reached'}{about}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
