@@ -47,8 +47,8 @@ class Custom:
     algorithm: Algorithm | None = None
 
     @property
-    def captured(self) -> bool:
-        """Only our own parts are known to do nothing that a CUDA graph cannot."""
+    def ours(self) -> bool:
+        """Nothing was given that computes: of our own parts it is known what they do, and that a CUDA graph can do it."""
         return self.algorithm is None and self.network is None
 
 
@@ -201,7 +201,7 @@ def make_sampler(
     recipe: Recipe, algorithm: Algorithm, device: torch.device, custom: Custom, seat: Seat
 ) -> LockstepSampler | PipelinedSampler:
     env, factory = recipe.env, custom.env
-    capture = recipe.graphs and custom.captured
+    capture = recipe.graphs and custom.ours
     life_loss = getattr(env, "life_loss", False)
     if recipe.sampler.kind == "pipelined":
         group = make_partial_group(recipe, device, factory)
@@ -218,7 +218,7 @@ def make_sampler(
         life_loss=life_loss,
         decorrelate_steps=recipe.sampler.decorrelate_steps,
         overlap=recipe.sampler.kind != "serial",
-        capture=capture,
+        capture=capture and recipe.sampler.kind != "serial",  # a graph for each simulator would be too many
         seat=seat,
     )
 
@@ -241,7 +241,7 @@ def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torc
 def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> Store:
     config, common = recipe.store, (model, recipe.rule, recipe.total_steps)
     if isinstance(config, AllReduceConfig):
-        return AllReduceStore(*common, config, seat, meeting.fds[0], own_gpus(recipe))
+        return AllReduceStore(*common, config, seat, meeting.fds[0], own_gpus(recipe), recipe.graphs)
     if isinstance(config, SharedConfig):
         return SharedStore(*common, config, *meeting.fds)
     if isinstance(config, ServersConfig):
@@ -267,14 +267,14 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     except BaseException:
         sampler.close()
         raise
-    common = (algorithm, model, sampler, memory, store, recipe.total_steps, recipe.graphs and custom.captured)
+    common = (algorithm, model, sampler, memory, store, recipe.total_steps, recipe.graphs and custom.ours)
     if isinstance(recipe.memory, ReplayConfig):
         return Learner(*common, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     config = recipe.memory
     once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
-    keep = once and custom.captured and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    keep = once and custom.ours and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(*common, keep_acting=keep)
 
 

@@ -190,7 +190,8 @@ class Recipe:
     threads: int = 0
     """Torch's own CPU threads; 0: one per core on a CPU, 1 beside a GPU, where the simulators need the cores."""
     graphs: bool = True
-    """On a GPU: acting and updating are captured as CUDA graphs. False: kernel by kernel, the same within rounding."""
+    """On a GPU: acting and updates are captured as CUDA graphs. False: kernel by kernel, the same within rounding. (Draws from
+    a replay there are always captured: they compute no floating point that could differ.)"""
     env: AtariEnv | SnakeEnv | GymEnv = field(default_factory=SnakeEnv)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     algorithm: ActorCritic | PPO | DQN | CategoricalDQN = field(default_factory=PPO)

@@ -39,14 +39,20 @@ class CapturedGradient(Gradient):
         super().__init__(algorithm, model, target)
         self._progress = torch.zeros((), device=model.parameters.device)
         self._graphs: dict[int, tuple[Any, Captured]] = {}  # minibatches may differ by a sample
+        self._seen: set[int] = set()
 
     def __call__(self, batch: Any, progress: float | Tensor, known: list[Tensor]) -> Loss:
         n = len(batch.weight)
+        if self._graphs and n not in self._seen:  # a size that may never come again
+            self._seen.add(n)
+            return super().__call__(batch, progress, known)
         if n not in self._graphs:
+            self._seen.add(n)
             self._graphs[n] = self._prepared(batch)
         static, graph = self._graphs[n]
         for f in fields(batch):
-            getattr(static, f.name).copy_(getattr(batch, f.name), non_blocking=True)
+            if f.name != "keys":  # for the replay only
+                getattr(static, f.name).copy_(getattr(batch, f.name), non_blocking=True)
         self._progress.fill_(progress)
         return graph()
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for each stream they have seen."""
+    return torch.cuda.Stream(device)
 
 
 class Captured:
@@ -37,7 +44,7 @@ class Captured:
 
     def _capture(self) -> None:
         with torch.cuda.device(self._device):  # a learner's GPU need not be the current one
-            side = torch.cuda.Stream()
+            side = _side_stream(torch.cuda.current_device())
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # libraries make their own preparations during the first calls
                 before = [x.clone() for x in self._changes]
@@ -47,6 +54,6 @@ class Captured:
                     x.copy_(old)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            # Other threads (a watchdog, a judge) may go on with what they do.
+            # Other threads, such as a watchdog of the communication, may go on with what they do.
             with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
                 self._result = self._function()

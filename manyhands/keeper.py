@@ -63,9 +63,10 @@ class Watched:
 
     def now(self, method: str) -> dict[str, Any]:
         """Asks and waits; what was asked before is taken first, so that nothing it told is lost."""
-        answer = self.handle.call(method, timeout_s=SILENT_S).result()
+        for call in self.asked.values():
+            call.result()
         self.take()
-        return answer
+        return self.handle.call(method, timeout_s=SILENT_S).result()
 
     def keep(self, snapshot: dict[str, Any]) -> None:
         self.ledger += snapshot.pop("ledger", [])
@@ -105,6 +106,8 @@ class Keeper:
         try:
             for number, snapshot in enumerate(snapshots):
                 self._servers.append(self._watch_server(number, snapshot))
+                if state is not None:
+                    self._note_beginning(number, snapshot)
             if chief is not None:
                 self._chief = Watched(lambda: self._start_chief(f"{run}-chief"), "the chief")
             for number in range(shards):
@@ -157,8 +160,7 @@ class Keeper:
                 snapshot = self._mended(server)
                 self._replace(server, lost, f"replaced from its snapshot at update {snapshot['version']:,}")
                 self._keep_ledger(number, server, self._lives[number] - 1)
-                if self._config.ledger:
-                    self._ledger.append({"shard": number, "server_life": self._lives[number], "begins_at": snapshot["version"]})
+                self._note_beginning(number, snapshot)
                 self._servers[number] = self._watch_server(number, snapshot)
             except ChildError as failure:
                 raise RunError(f"{server.name} failed; its own traceback:\n{failure}") from None
@@ -172,7 +174,13 @@ class Keeper:
                 self._replays[number] = self._watch_replay(number, replay.report)
         return stale
 
+    def _note_beginning(self, number: int, snapshot: dict[str, Any]) -> None:
+        """In the ledger: a server that begins in the middle. What a predecessor did after that is lost."""
+        if self._config.ledger:
+            self._ledger.append({"shard": number, "server_life": self._lives[number], "begins_at": snapshot["version"]})
+
     def _keep_ledger(self, number: int, server: Watched, life: int) -> None:
+        server.ledger.sort(key=lambda row: row["row"])  # answers may overtake each other
         self._ledger += [{"shard": number, "server_life": life, **row} for row in server.ledger]
         server.ledger.clear()
 

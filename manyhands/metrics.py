@@ -33,6 +33,13 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def _cut_torn_line(path: Path) -> None:
+    """What a killed process had begun to write."""
+    if path.exists():
+        with path.open("rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
 class MetricsWriter:
     """Appends reports. On a resume, lines from after the checkpoint are dropped first: those steps will be taken again."""
 
@@ -44,6 +51,7 @@ class MetricsWriter:
             temporary = self._path.with_suffix(".tmp")
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
             temporary.replace(self._path)
+            _cut_torn_line(run_dir / LEDGER)
         self._file = self._path.open("a")
         self._board: Any = None
         if recipe.report.tensorboard:

@@ -215,6 +215,7 @@ class _Session:
                 self._loop(stop)
         finally:
             give_up_at(float("inf"))
+            self._writer.write_ledger(self._team.take_ledger())
             self._writer.close()
         steps = self._team.clock.steps
         return replace(self._run, interrupted=stop.asked and steps < self._recipe.total_steps, steps=steps)
@@ -239,7 +240,7 @@ class _Session:
                         self._count(late.episodes)
                     step = team.clock.steps
                     last = last or step >= total
-                if step >= total:
+                if step >= total and team.judges and self._save():  # the last games take a while
                     for judgement in team.judge_the_end():
                         self._note(judgement)
                 self._writer.write_ledger(team.take_ledger())

@@ -196,16 +196,28 @@ class Team:
             raise _own_words(failure) from None
 
     def judge_the_end(self) -> Iterator[dict[str, Any]]:
-        """The last parameters are judged too, when nobody changes them any more."""
-        while self._judge is not None and self._judged_at < self.clock.updates:
+        """The last parameters are judged too, when nobody changes them any more. Everything is saved: a judge that is lost now
+        is not worth an error."""
+        assert isinstance(self._central, Keeper)
+        last = False
+        while self._judge is not None and not last:
             if self._judging is None:
-                self._judging = self._judge.call("score", timeout_s=ADVANCE_TIMEOUT_S)
-            self._host.wait([self._judging], 0.5)
-            if gave_up():
-                raise GaveUp
-            self._judge_now_and_then()
-            if (judgement := self.take_judgement()) is not None:
-                yield judgement
+                self._judging, last = self._judge.call("score", timeout_s=ADVANCE_TIMEOUT_S), True
+            while not self._judging.done():
+                self._host.wait([self._judging, *self._central.open_calls()], 0.5)
+                if gave_up():
+                    raise GaveUp
+                self._central.watch()
+            call, self._judging = self._judging, None
+            try:
+                yield call.result()
+            except (ChildLost, ChildError, RunError) as failure:
+                self._warn(f"the last parameters were not judged: {str(failure).strip().splitlines()[-1]}")
+                return
+
+    @property
+    def judges(self) -> bool:
+        return self._judge is not None
 
     def take_ledger(self) -> list[dict[str, Any]]:
         return self._central.take_ledger() if isinstance(self._central, Keeper) else []

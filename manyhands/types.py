@@ -185,7 +185,7 @@ class Algorithm(Protocol):
         ...
 
     def loss(self, net: nn.Module, target: nn.Module | None, batch: Any, progress: float | Tensor) -> Loss:
-        """progress: the share of the run that is over; on a GPU it lies there."""
+        """progress: the share of the run that is over; a tensor where the loss is captured as a CUDA graph."""
         ...
 
 

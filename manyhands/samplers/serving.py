@@ -1,7 +1,7 @@
 """Acting on a GPU for simulators that are not there: frames go over once, one captured launch answers with actions.
 
-The frames' memory, stacking, the network, the drawing of actions and the notes about them are one CUDA graph. The only point at
-which anybody waits is for the actions.
+Stacking, the network, the drawing of actions and the notes about them are one CUDA graph. While a rollout is being filled
+the only point at which anybody waits for the GPU is for the actions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Serving:
         if self._arrived is not None:
             self._arrived.record()
             self._arrived.synchronize()
-        return self._actions.here
+        return self._actions.here.copy()  # simulators may read it later than the next call
 
     def _choose(self) -> None:
         slot, who, number = self._act_at.there

@@ -36,9 +36,17 @@ class AllReduceConfig:
 
 class AllReduceStore(LocalStore):
     def __init__(
-        self, model: Model, rule: Rule, total_steps: int, config: AllReduceConfig, seat: Seat, meeting: int, own_gpu: bool = False
+        self,
+        model: Model,
+        rule: Rule,
+        total_steps: int,
+        config: AllReduceConfig,
+        seat: Seat,
+        meeting: int,
+        own_gpu: bool = False,
+        capture: bool = True,
     ) -> None:
-        super().__init__(model, rule, total_steps)
+        super().__init__(model, rule, total_steps, capture)
         self._ranks = seat.learners
         self._check_every = config.check_every
         self._counted = 0  # rollouts

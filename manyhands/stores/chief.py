@@ -34,7 +34,7 @@ class Chief:
         self._rule, self._total_steps = rule, total_steps
         self._gather, self._here = gather, set(here)
         # After a restart: shards that are behind the first count their missing updates as lost.
-        self._version = max(told["version"] for told in self._lines.ask_all("report"))
+        self._version = max(told["base"].version for told in self._lines.ask_all("catch_up", 0))
         self._arrived: dict[int, Arrival] = {}
         self._first_at: dict[int, float] = {}  # when the first gradient of each of the last versions came
         self._told: dict[int, tuple[Origin, dict[str, Any]]] = {}  # the last answer to each learner

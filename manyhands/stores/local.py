@@ -21,7 +21,8 @@ class LocalConfig:
 
 
 class LocalStore:
-    """On a GPU nobody waits for an update: a gradient that is not finite is left out there, and counted as an update here."""
+    """Captured, an update is launched and not waited for. A gradient that is not finite is then left out on the GPU itself: it is
+    counted among the refused as soon as that is known, and among the updates."""
 
     def __init__(self, model: Model, rule: Rule, total_steps: int, capture: bool = True) -> None:
         self.model = model
@@ -66,7 +67,7 @@ class LocalStore:
     def _apply(self) -> Tensor:
         norm, finite = self._gate.judge()
         self._shard.apply(self._rate, finite)
-        return norm
+        return torch.where(finite, norm, 0.0)  # a mean over updates is to stay a number
 
     def flush(self) -> None:
         pass  # nobody else is there

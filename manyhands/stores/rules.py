@@ -19,7 +19,7 @@ from torch.optim.rmsprop import rmsprop
 from manyhands.maths import schedules
 from manyhands.types import UsageError
 
-PIECE = 98_304  # numbers
+PIECE = 98_304  # numbers: the pieces of three vectors and what is between fit a core's cache; more or fewer took longer
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Server:
         self._lost = 0  # updates of the other shards that this one could not make
         self._staleness: dict[int, int] = {}
         self._ledger: list[dict[str, Any]] = []
+        self._rows = 0  # of the ledger, told or not
         self._load(snapshot)
 
     # -- asked by learners and actors -----------------------------------------------------------------------------------
@@ -140,8 +141,12 @@ class Server:
     def _decide(self, entry: Entry, origin: Origin, outcome: str, staleness: int = 0) -> None:
         entry.life, entry.sequence, entry.outcome = origin.life, origin.sequence, outcome
         entry.outcomes[outcome] = entry.outcomes.get(outcome, 0) + 1
+        self._write(**vars(origin), outcome=outcome, staleness=staleness)
+
+    def _write(self, **what: Any) -> None:
         if self._limits.ledger:
-            self._ledger.append({**vars(origin), "outcome": outcome, "staleness": staleness, "version": self.version})
+            self._ledger.append({"row": self._rows, **what, "version": self.version})
+            self._rows += 1
 
     def _answer(self, outcome: str, parameters: bool = False, **more: Any) -> dict[str, Any]:
         return {
@@ -161,11 +166,13 @@ class Server:
             return self._answer(entry.outcome if origin.sequence == entry.sequence else REPEATED)
         if base.life != self._life or base.version < self.version:
             outcome = LATE if base.life == self._life else OLD_LIFE
-            self._decide(entry, origin, outcome)
+            self._decide(entry, origin, outcome, self.version - base.version)
             return self._answer(outcome)
         if not _finite(gradient):
             self._decide(entry, origin, NOT_FINITE)
             return self._answer(NOT_FINITE)
+        if (before := self._held.get((base.version, origin.learner))) is not None and before[0] != origin:
+            self._decide(entry, before[0], LATE)  # it gave up waiting for that version to be made of it
         self._held[base.version, origin.learner] = (origin, gradient.copy())
         return self._answer(HELD)
 
@@ -177,25 +184,26 @@ class Server:
             if version == self.version and all(held):
                 mean = np.mean([gradient for _, gradient in held if gradient is not None], axis=0)  # type: ignore[misc]
                 self._apply(mean, rate)
-                for origin, _ in held:  # type: ignore[misc]
-                    self._decide(self._table[origin.learner], origin, APPLIED)
-            else:  # begun anew from a snapshot: the others go on, and so do we
-                self._lost += version + 1 - self.version
-            self.version = version + 1
-            for (of, learner), (origin, _) in list(self._held.items()):
-                if of <= version:
-                    del self._held[of, learner]
-                    if learner not in learners:
-                        self._decide(self._table[learner], origin, LATE)
+                for learner in learners:
+                    self._decide(self._table[learner], self._held.pop((version, learner))[0], APPLIED)
+            self._skip_to(version + 1)  # begun anew from a snapshot: the others go on, and so do we
         return self._answer("", latency_s=time.perf_counter() - begin)
 
     def catch_up(self, version: int) -> dict[str, Any]:
         """After a restart from a snapshot: the others are at this version, what they have more is lost here."""
+        self._skip_to(version)
+        return self._answer("")
+
+    def _skip_to(self, version: int) -> None:
+        """Updates up to this version that were not made here are lost; gradients that waited for them come too late."""
         if version > self.version:
             self._lost += version - self.version
+            self._write(outcome="skipped", skipped=version - self.version)
             self.version = version
-            self._held = {key: held for key, held in self._held.items() if key[0] >= version}
-        return self._answer("")
+        for (of, learner), (origin, _) in list(self._held.items()):
+            if of < version:
+                del self._held[of, learner]
+                self._decide(self._table[learner], origin, LATE, version - of)
 
     # -- asked by the parent --------------------------------------------------------------------------------------------
 

@@ -96,6 +96,14 @@ def test_emulators_are_served_in_parts(device, far):
     assert any(bool((r.weight == 0).any()) for r in told)  # resets were among them
 
 
+def test_boards_that_step_later_than_they_are_asked_get_the_actions_that_are_noted():
+    from manyhands.envs.snake import SnakeEnv, SnakeGroup
+
+    env = SnakeEnv(board=5, patience=20, stack=3)
+    group = AnyOf([SnakeGroup(env, 2) for _ in range(3)])
+    check(group, SnakeGroup(env, 6), T=4, pieces=5, rollouts=8, policy=lambda: ByObservation(4), far=True)
+
+
 def test_a_group_that_is_lost_begins_anew(capfd):
     import os
     import signal

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from manyhands.run import Run
-from tests.processes import alive, descendants, start_run, wait_for
+from tests.processes import alive, command, descendants, start_run, wait_for
 
 
 def find(process, title: str) -> int:
@@ -43,7 +44,8 @@ def audit(run_dir, limit: int | None = None, gather: int = 0) -> list[int]:
     for shard, server in enumerate(state["servers"]):
         kept: list[dict] = []
         lost.append(0)
-        for row in (row for row in rows if row["shard"] == shard):
+        mine = sorted((row for row in rows if row["shard"] == shard), key=lambda row: (row["server_life"], row.get("row", -1)))
+        for row in mine:
             if "begins_at" in row:  # from its snapshot: what came after it is lost
                 still = [old for old in kept if old["version"] <= row["begins_at"]]
                 lost[-1] += len(kept) - len(still)
@@ -168,3 +170,20 @@ def test_under_kills_nothing_beyond_the_staleness_limit_is_applied(tmp_path):
     stale = [int(k) for entry in Run.open(run_dir).metrics() for k in entry.get("staleness_counts", {})]
     assert max(stale) <= 2 and row["gradients_stale"] > 0  # none beyond the limit was applied
     audit(run_dir, limit=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_ledger_goes_on_after_a_resume(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start_run("gorila-snake", run_dir, "--memory.warmup-steps", 200, "--store.ledger", True, report_every=200)
+    wait_for(lambda: last(run_dir)["step"] > 5000, 60)  # past a checkpoint, and some more
+    everybody = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not alive(everybody), 15)
+    before = last(run_dir)["updates"]
+    process = command("resume", run_dir, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: last(run_dir)["updates"] > before + 100, 60)
+    stop(process)
+    assert audit(run_dir)[0] > 0  # what came after the checkpoint is lost, and made again
