@@ -464,7 +464,7 @@ def flags_of(recipe: Recipe) -> dict[str, Any]:
 def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
     """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo."""
     arguments = normalised(arguments)
-    recipe = _with_env_kind(recipe, arguments)
+    recipe, arguments = _with_kinds(_with_env_kind(recipe, arguments), arguments)
     flags = flags_of(recipe)
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags)
@@ -516,7 +516,9 @@ def _fold(box: str) -> str:
     text = " ".join(lines)
     for end in ("For full helptext", "Full helptext", "Argument helptext"):
         text = text.split(end)[0]
-    return text.removeprefix("Value error").strip() or "cannot read the arguments"
+    for twice in ("Invalid choice ", "Missing argument ", "Value error"):  # the heading of the box
+        text = text.removeprefix(twice)
+    return text.strip() or "cannot read the arguments"
 
 
 def normalised(arguments: list[str]) -> list[str]:
@@ -538,18 +540,38 @@ def _with_env_kind(recipe: Recipe, arguments: list[str]) -> Recipe:
     return recipe
 
 
+def _with_kinds(recipe: Recipe, arguments: list[str]) -> tuple[Recipe, list[str]]:
+    """`--store.name shared` and its like choose another kind, which starts from its own defaults."""
+    words, chosen = list(arguments), {}
+    for section, kinds in KINDS.items():
+        flag = f"--{section}.name"
+        while flag in words[:-1]:
+            at = words.index(flag)
+            name = words[at + 1]
+            if name not in kinds:
+                raise UsageError(f"{flag} {name}: no such {section}{nearest(name, kinds)}")
+            del words[at : at + 2]
+            if kinds[name] is not type(getattr(recipe, section)):
+                chosen[section] = kinds[name]()
+    return dataclasses.replace(recipe, **chosen), words
+
+
 def _check_other_kinds(flag: str) -> None:
     """An option that another algorithm, rule or memory has."""
     section, _, key = flag.removeprefix("--").replace("-", "_").partition(".")
     owners = [n for n, cls in KINDS.get(section, {}).items() if key in {f.name for f in dataclasses.fields(cls)}]
     if owners:
-        raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have")
+        choose = f"--{section}.name {owners[0]}"
+        raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have; {choose} would")
 
 
 def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
     for i, word in enumerate(arguments):
         if word.startswith("--") and word not in flags:
-            _check_other_kinds(word)
+            if "--sampler.kind" in flags:  # a recipe's
+                _check_other_kinds(word)
+            elif "." in word:
+                raise UsageError(f"{word}: a run keeps its recipe; the options are {', '.join(flags)}")
             near = difflib.get_close_matches(word, flags, 1, 0.7)
             raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
         if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):

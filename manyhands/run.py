@@ -213,6 +213,9 @@ class _Session:
         try:
             with stop.listening(self._display.say):
                 self._loop(stop)
+        except RunError as error:
+            kept = f"(the last checkpoint: step {max(self._saved_at, 0):,})" if self._saved_at >= 0 else "(no checkpoint yet)"
+            raise RunError(f"{error} {kept}") from None
         finally:
             give_up_at(float("inf"))
             self._writer.write_ledger(self._team.take_ledger())

@@ -100,11 +100,29 @@ class Team:
     def _load(self, state: dict | None) -> None:
         own = {} if state is None else state["hands"]
         store = None if state is None or self._central is not None else state["store"]
-        self._all("load", lambda rank: (own.get(str(rank)), store))
-        self._ready = set(self._hands)
+        calls = {
+            rank: hand.call("load", own.get(str(rank)), store, timeout_s=START_TIMEOUT_S) for rank, hand in self._hands.items()
+        }
+        while calls:
+            self._host.wait([call for call in calls.values() if not call.done()], 0.5)
+            if gave_up():
+                raise GaveUp
+            for rank in [rank for rank, call in calls.items() if call.done()]:
+                self._loaded(rank, calls.pop(rank))
         if state is not None:
             self._sums.load(state["sums"])
             self.clock = Clock(state["store"]["updates"], state["store"]["steps"])
+
+    def _loaded(self, rank: int, call: Future) -> None:
+        try:
+            call.result()
+            self._ready.add(rank)
+        except ChildLost as lost:  # the others may wait for it for minutes: say so at once
+            if self._central is None:
+                raise RunError(f"{lost} while the learners were being started; start again") from None
+            self._replace(rank, lost)
+        except ChildError as failure:
+            raise _own_words(failure) from None
 
     def close(self) -> None:
         """Within seconds, and whatever the hands do. May be called twice."""
@@ -295,18 +313,6 @@ class Team:
         self._seats[rank] = replace(self._seats[rank], life=self._seats[rank].life + 1)
         self._warn(f"{lost}; replaced, {self._restarts_left} more times allowed")
         self._hands[rank] = self._start(rank)
-
-    def _all(self, method: str, arguments: Callable[[int], tuple] = lambda rank: ()) -> list[Any]:
-        """What all hands answer."""
-        calls = [hand.call(method, *arguments(rank), timeout_s=START_TIMEOUT_S) for rank, hand in self._hands.items()]
-        while waiting := [call for call in calls if not call.done()]:
-            self._host.wait(waiting, 0.5)
-            if gave_up():
-                raise GaveUp
-        try:
-            return [call.result() for call in calls]
-        except (ChildLost, ChildError) as failure:
-            raise _own_words(failure) from None
 
     # -- what is known of them ------------------------------------------------------------------------------------------
 

@@ -220,3 +220,29 @@ def test_a_run_from_end_to_end(tmp_path):
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     result = json.loads(call("bench", "snake", "--seconds", 1, "--json"))
     assert abs(sum(result["time"].values()) - 1) < 0.01 and result["simulator_only_steps_per_s"] > 0
+
+
+def test_kinds_are_chosen_by_name():
+    from manyhands.config import load_recipe, override
+    from manyhands.stores.rules import RMSProp
+    from manyhands.stores.shared import SharedConfig
+
+    words = [
+        "--store.name",
+        "shared",
+        "--store.chunks=2",
+        "--topology.learners",
+        "2",
+        "--rule.name",
+        "rmsprop",
+        "--rule.decay",
+        "0.9",
+    ]
+    recipe = override(load_recipe("cartpole-ppo"), words, "manyhands train")
+    assert recipe.store == SharedConfig(chunks=2) and recipe.rule == RMSProp(decay=0.9) and recipe.topology.learners == 2
+    same = override(load_recipe("cartpole-appo"), ["--store.name", "shared"], "manyhands train")
+    assert same.store == load_recipe("cartpole-appo").store
+    with pytest.raises(UsageError, match="no such store; did you mean 'shared'"):
+        override(load_recipe("cartpole-ppo"), ["--store.name", "shard"], "manyhands train")
+    with pytest.raises(UsageError, match=r"--store.name shared would"):
+        override(load_recipe("cartpole-ppo"), ["--store.chunks", "2"], "manyhands train")

@@ -52,7 +52,9 @@ class SharedConfig:
         if self.chunks < 1 or self.sync_updates < 1 or self.restarts < 0:
             raise UsageError("store.chunks and store.sync_updates must be at least 1, store.restarts not negative")
         if not self.lock and (self.chunks > 1 or self.sync_updates > 1):
-            raise UsageError("store.lock = false: chunks and synchronisations have no meaning without locks; set both to 1")
+            raise UsageError(
+                "store.lock = false needs store.chunks = 1 and store.sync_updates = 1: without locks they mean nothing"
+            )
 
     def check(self, rule: Rule) -> None:
         if self.sync_updates > 1 and not isinstance(rule, Adam):

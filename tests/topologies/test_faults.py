@@ -67,6 +67,24 @@ def test_a_killed_learner(recipe, tmp_path):
     assert steps(run_dir) >= step + 1500
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["cartpole-ppo-sync", "cartpole-appo"])
+def test_a_learner_that_is_killed_before_it_has_begun(recipe, tmp_path):
+    run_dir = tmp_path / "run"
+    options = ("--run-dir", run_dir, "--total-steps", 4000, "--report.every-steps", 500)
+    process = command("train", recipe, *options, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for(lambda: len(children(process.pid)) == 2, 30)
+    victim = children(process.pid)[1]
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    errors = process.communicate(timeout=60)[1]
+    assert f"(process {victim}) was ended by SIGKILL" in errors and "Traceback" not in errors
+    if recipe in SYNCHRONOUS:
+        assert process.returncode == 1 and time.monotonic() - killed < 15 and "start again" in errors
+    else:
+        assert process.returncode == 0 and steps(run_dir) >= 4000 and "replaced" in errors
+
+
 SLOW = pytest.mark.slow
 
 
