@@ -28,6 +28,8 @@ from manyhands.types import Algorithm, EnvGroup, UsageError
 if TYPE_CHECKING:
     from manyhands.run import Run
 
+STILL_FRAMES = 30  # after which greedy play has stalled: it would see and do the same for ever
+
 # name -> (at most this many no-ops first, frames an episode may take)
 PROTOCOLS: dict[str, tuple[int, int]] = {"null-op": (30, 18_000)}
 
@@ -42,6 +44,7 @@ class Evaluation:
     returns: list[float]
     steps: list[int]
     truncated: int  # episodes that ran into the frame cap or time limit
+    fired: int  # how often greedy play had stalled, and FIRE was pressed instead
     protocol: str
     actions: str
     epsilon: float
@@ -53,7 +56,17 @@ class Evaluation:
 class Player:
     """A group of simulators and a frozen agent. `play` takes one slot in all of them."""
 
-    def __init__(self, algorithm: Algorithm, model: Model, group: EnvGroup, actions: str, epsilon: float, seed: int) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        model: Model,
+        group: EnvGroup,
+        actions: str,
+        epsilon: float,
+        seed: int,
+        fire: int | None = None,
+    ) -> None:
+        """fire: the action that is taken instead when nothing on the screen has moved for a while."""
         self._algorithm, self._net, device = algorithm, model.net, model.parameters.device
         self._group = group
         self._greedy = actions == "greedy"
@@ -61,9 +74,13 @@ class Player:
         self._seed = seed
         self._slot = 0
         B, S, spec = group.num_envs, group.spec.stack, group.spec
+        self._fire = fire
+        self._still = torch.zeros(B, dtype=torch.int64, device=device)  # slots since something moved
+        self.fired = torch.zeros((), dtype=torch.int64, device=device)
         self._ids = torch.arange(B, device=device)
         self._frames = torch.zeros(S, B, *spec.frame, dtype=getattr(torch, spec.dtype), device=device)
         self._first = torch.ones(S, B, dtype=torch.bool, device=device)
+        self._before = torch.zeros_like(self._frames[0])
         self._see(group.reset([random.env_seed(seed, random.ENV, i) for i in range(B)]))
 
     def _see(self, step: Any) -> None:
@@ -71,6 +88,10 @@ class Player:
         self._first = self._first.roll(-1, 0)
         self._frames[-1] = torch.as_tensor(step.obs).to(self._frames.device)
         self._first[-1] = torch.as_tensor(step.first).to(self._first.device)
+        if self._fire is not None:
+            same = (self._frames[-1] == self._before).flatten(1).all(1) & ~self._first[-1]
+            self._still = torch.where(same, self._still + 1, 0)
+            self._before = self._frames[-1].clone()
 
     @torch.inference_mode()
     def _choose(self) -> Tensor:
@@ -82,7 +103,13 @@ class Player:
         else:
             action = self._algorithm.act(self._net, obs, torch.zeros(len(obs), device=obs.device), noise[:, :2])[0]
         explore = noise[:, 2] < self._epsilon
-        return torch.where(explore, (noise[:, 3] * self._group.spec.actions).long(), action)
+        action = torch.where(explore, (noise[:, 3] * self._group.spec.actions).long(), action)
+        if self._fire is None:
+            return action
+        stalled = self._still * self._group.spec.frames_per_step >= STILL_FRAMES
+        self._still = torch.where(stalled, 0, self._still)
+        self.fired += stalled.sum()
+        return torch.where(stalled, self._fire, action)
 
     def play(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """reward, ended, truncated, reset-only – each [B]."""
@@ -94,6 +121,12 @@ class Player:
         return values[0], values[1] | values[2], values[2], values[3]
 
 
+def unstick(env: AtariEnv | SnakeEnv | GymEnv, algorithm: Algorithm, actions: str) -> int | None:
+    """The action that gets a game going again, for players that would do the same for ever."""
+    greedy = actions == "greedy" or hasattr(algorithm, "target_period")  # value learning draws nothing
+    return env.fire() if isinstance(env, AtariEnv) and greedy else None
+
+
 def _player(run: Run, group: EnvGroup, state: dict, manifest: dict, actions: str, epsilon: float, seed: int) -> Player:
     device = find_device(run.recipe.device)
     place_threads(run.recipe, device)
@@ -101,7 +134,7 @@ def _player(run: Run, group: EnvGroup, state: dict, manifest: dict, actions: str
     model = make_model(run.recipe, algorithm, group.spec, device, run.custom)
     check_same(identity(run.recipe, run.custom, group.spec, model), manifest["identity"], run.checkpoints)
     model.parameters.copy_(state["team"]["store"]["parameters"])
-    return Player(algorithm, model, group, actions, epsilon, seed)
+    return Player(algorithm, model, group, actions, epsilon, seed, unstick(run.recipe.env, algorithm, actions))
 
 
 def play_episodes(player: Player, simulators: int, rounds: int) -> list[tuple[float, int, bool]]:
@@ -174,6 +207,7 @@ def evaluate(
         returns=returns,
         steps=[p[1] for p in played],
         truncated=sum(p[2] for p in played),
+        fired=int(player.fired),
         protocol=protocol,
         actions=actions,
         epsilon=epsilon,

@@ -10,7 +10,7 @@ import torch
 
 from manyhands.build import Custom, find_device, make_group, make_model
 from manyhands.config import Recipe
-from manyhands.evaluate import Player, evaluation_env, play_episodes
+from manyhands.evaluate import Player, evaluation_env, play_episodes, unstick
 from manyhands.stores.servers import ServersConfig, ServersStore
 from manyhands.types import EnvSpec, Places, Seat
 
@@ -35,7 +35,8 @@ class Judge:
         simulators = min(config.episodes, AT_ONCE)
         group = make_group(env, simulators, self._model.parameters.device, self._custom.env)
         try:
-            player = Player(self._algorithm, self._model, group, config.actions, 0.0, clock.updates)
+            fire = unstick(env, self._algorithm, config.actions)
+            player = Player(self._algorithm, self._model, group, config.actions, 0.0, clock.updates, fire)
             played = play_episodes(player, simulators, math.ceil(config.episodes / simulators))[: config.episodes]
         finally:
             group.close()

@@ -87,6 +87,18 @@ class AtariEnv:
         changes = {} if noop_max is None else {"noop_max": noop_max}
         return replace(self, life_loss=False, reward_clip=0.0, max_frames=max_frames, **changes)  # type: ignore[arg-type]
 
+    def fire(self) -> int | None:
+        """The action that serves a ball or starts a level, where the game has one."""
+        import ale_py
+        from ale_py import roms
+
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        emulator, rom = ale_py.ALEInterface(), roms.get_rom_path(game_of(self.id))
+        assert rom is not None
+        emulator.loadROM(rom)
+        actions = emulator.getMinimalActionSet()
+        return actions.index(ale_py.Action.FIRE) if ale_py.Action.FIRE in actions else None
+
     def make(self, num_envs: int, with_screen: bool = False) -> AtariGroup:
         return AtariGroup(self.resolved(), num_envs, with_screen)
 

@@ -135,3 +135,25 @@ def test_emulators_in_processes_are_the_same():
     finally:
         for group in groups:
             group.close()
+
+
+def test_greedy_play_that_has_stalled_presses_fire():
+    import torch
+
+    from manyhands.evaluate import Player
+    from manyhands.nets.flat import Model
+
+    class Waits:
+        def greedy(self, net, obs):
+            return torch.zeros(len(obs), dtype=torch.int64)
+
+    env = AtariEnv(id="ALE/Breakout-v5", noop_max=0)
+    assert env.fire() == 1 and AtariEnv(id="ALE/MsPacman-v5").fire() is None
+    nothing = Model(torch.nn.Identity(), torch.zeros(1), torch.zeros(1))
+    for fire, ends in ((None, False), (1, True)):
+        group = env.make(2)
+        player = Player(Waits(), nothing, group, "greedy", 0.0, 0, fire)
+        ended = [bool(player.play()[1].any()) for _ in range(500)]
+        group.close()
+        # The ball is served only with FIRE; each of five balls is lost by waiting.
+        assert any(ended) == ends and bool(player.fired >= 5) == ends
