@@ -20,6 +20,7 @@ from manyhands import build, checkpoint
 from manyhands.build import Custom
 from manyhands.config import Recipe, load_recipe, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
+from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
 from manyhands.team import Team
 from manyhands.types import EnvSpec, Episode, RunError, UsageError
@@ -134,10 +135,22 @@ def resume(run: Run, total_steps: int | None = None, quiet: bool = False, device
         raise UsageError(
             f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
         )
+    _check_refill(recipe, state["team"], manifest["step"])
     spec, model = build.check(recipe, run.custom)
     identity = build.identity(recipe, run.custom, spec, model)
     checkpoint.check_same(identity, manifest["identity"], run.checkpoints)
     return _session(replace(run, recipe=recipe), quiet, identity, spec, state)
+
+
+def _check_refill(recipe: Recipe, team: dict[str, Any], step: int) -> None:
+    """A replay that was not saved is filled anew: a run that would be over by then learns nothing more."""
+    if isinstance(recipe.memory, ReplayConfig) and _about_replay(team).get("replay", "saved") != "saved":
+        need, left = recipe.memory.warmup_steps, recipe.total_steps - step
+        if left <= need:
+            raise UsageError(
+                f"the replay was not saved, and filling it takes {need:,} steps (memory.warmup_steps): only {left:,} are left, "
+                f"give --total-steps {step + need:,} or more"
+            )
 
 
 def _session(run: Run, quiet: bool, identity: dict[str, Any], spec: EnvSpec, state: dict[str, Any] | None = None) -> Run:

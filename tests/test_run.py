@@ -379,6 +379,8 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
     assert manifest["replay"].startswith("not saved")
     before = run.metrics()[-1]
+    with pytest.raises(mh.UsageError, match=r"filling it takes 500 steps .* only 400 are left"):
+        mh.resume(run.directory, total_steps=before["step"] + 400, quiet=True)
     assert command("resume", run.directory, "--total-steps", 4000, stderr=subprocess.STDOUT).wait(60) == 0
     assert "the replay was not saved" in capfd.readouterr().out
     after = run.metrics()[-1]

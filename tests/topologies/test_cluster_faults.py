@@ -63,6 +63,7 @@ def audit(run_dir, limit: int | None = None, gather: int = 0) -> list[int]:
     return lost
 
 
+QUICK = ("--memory.warmup-steps", 500, "--exploration.over", 500, "--algorithm.target-period", 100)
 # Of six fault-free runs to 16 000 steps, greedy over 100 games: 1.06, 1.07, 1.37, 1.50, 1.61, 1.62; a random player has -0.84.
 LEAST = 1.37 - 2 * 0.25  # their mean, less two standard deviations
 
@@ -71,9 +72,8 @@ LEAST = 1.37 - 2 * 0.25  # their mean, less two standard deviations
 @pytest.mark.timeout(400)
 def test_every_part_of_a_run_is_killed_once_and_the_run_learns_what_others_learn(tmp_path):
     shared, run_dir, total = set(os.listdir("/dev/shm")), tmp_path / "run", 16_000
-    quick = ("--memory.warmup-steps", 500, "--exploration.over", 500, "--algorithm.target-period", 100)
     kept = ("--store.snapshot-s", 0.5, "--store.ledger", True)
-    process = start_run("gorila-global-snake", run_dir, *quick, *kept, total_steps=total, report_every=200)
+    process = start_run("gorila-global-snake", run_dir, *QUICK, *kept, total_steps=total, report_every=200)
     everybody = set(descendants(process.pid))
     for i, part in enumerate(PARTS, 1):
         wait_for(lambda: last(run_dir)["step"] > i * total // 7, 120)  # noqa: B023
@@ -135,10 +135,11 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp_path):
-    run_dir = tmp_path / "run"
+    run_dir, total = tmp_path / "run", 16_000
     where = ("--topology.host", "ray", "--topology.address", cluster.address)
-    options = ("--memory.warmup-steps", 200, "--store.ledger", True, *where)
-    process = start_run("gorila-global-snake", run_dir, *options, report_every=200)
+    process = start_run(
+        "gorila-global-snake", run_dir, *QUICK, "--store.ledger", True, *where, total_steps=total, report_every=200
+    )
     wait_for(lambda: last(run_dir)["updates"] > 100, 90)
     victim = cluster.more.pop()
     cluster.remove_node(victim, allow_graceful=False)
@@ -149,9 +150,10 @@ def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp
     wait_for(lambda: last(run_dir)["updates"] > before + 100, 120)
     cluster.more.append(cluster.add_node(**cluster.common))
     assert time.monotonic() - lost < 150
-    errors = stop(process)
-    assert process.returncode == 130 and "Traceback" not in errors, errors
+    errors = process.communicate()[1]
+    assert process.returncode == 0 and "Traceback" not in errors, errors
     audit(run_dir)
+    assert Run.open(run_dir).evaluate(episodes=100, actions="greedy").mean >= LEAST
 
 
 @pytest.mark.slow
