@@ -100,6 +100,8 @@ def place_threads(recipe: Recipe, device: torch.device) -> int:
     alone = device.type == "cpu" and recipe.topology.host == "process"  # others of a cluster may be on the same machine
     threads = recipe.threads or (cores() if alone else 1)
     torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("high" if recipe.tf32 and device.type == "cuda" else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.tf32
     return threads
 
 
@@ -194,7 +196,8 @@ def make_groups(
 
 def group_sizes(recipe: Recipe) -> list[int]:
     n = recipe.sampler.num_envs
-    return {"serial": [1] * n, "batched": [n], "alternating": [n - n // 2, n // 2]}[recipe.sampler.kind]
+    groups = {"serial": n, "batched": 1, "alternating": recipe.sampler.groups or 2}[recipe.sampler.kind]
+    return [n // groups + (i < n % groups) for i in range(groups)]
 
 
 def make_sampler(

@@ -66,25 +66,38 @@ class NetworkConfig:
 @dataclass(frozen=True)
 class SamplerConfig:
     kind: Literal["serial", "batched", "alternating", "pipelined"] = "batched"
-    """serial: one simulator after the other; batched: all in lock-step; alternating: one half steps while the other is served;
+    """serial: one simulator after the other; batched: all in lock-step; alternating: groups, one is served while the others step;
     pipelined: whoever is ready is served (GA3C, BA3C)."""
     num_envs: int = 8
-    """Simulators."""
+    """Simulators of each learner."""
     horizon: int = 128
     """Slots of every simulator in a rollout."""
     decorrelate_steps: int = 0
     """Before training each simulator plays a random number of random steps, up to this, so that games are at different points."""
+    groups: int = 0
+    """alternating: how many groups; more of them hide resets better, each keeps its own threads. 0: two."""
     serve: int = 0
     """pipelined: simulators answered together; 0: a quarter of them."""
     pieces: int = 0
     """pipelined: finished pieces, of `horizon` slots of one simulator, in a rollout; 0: as many as there are simulators."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_envs", 1), ("horizon", 1), ("decorrelate_steps", 0), ("serve", 0), ("pieces", 0)):
+        for name, least in (
+            ("num_envs", 1),
+            ("horizon", 1),
+            ("decorrelate_steps", 0),
+            ("groups", 0),
+            ("serve", 0),
+            ("pieces", 0),
+        ):
             if getattr(self, name) < least:
                 raise UsageError(f"sampler.{name} = {getattr(self, name)}: must be at least {least}")
-        if self.kind == "alternating" and self.num_envs < 2:
-            raise UsageError("sampler.kind = 'alternating' needs two groups: set sampler.num_envs to at least 2")
+        if self.kind == "alternating" and self.num_envs < (self.groups or 2):
+            raise UsageError(
+                f"sampler.kind = 'alternating' has {self.groups or 2} groups: set sampler.num_envs to at least {self.groups or 2}"
+            )
+        if self.kind != "alternating" and self.groups:
+            raise UsageError(f"sampler.groups is for sampler.kind = 'alternating', not {self.kind!r}")
         if self.kind != "pipelined" and (self.serve or self.pieces):
             raise UsageError(f"sampler.serve and sampler.pieces are for sampler.kind = 'pipelined', not {self.kind!r}")
         if self.kind == "pipelined" and self.decorrelate_steps:
@@ -189,6 +202,8 @@ class Recipe:
     """cpu, cuda, cuda:N, or auto: cuda if there is one."""
     threads: int = 0
     """Torch's own CPU threads; 0: one per core on a CPU, 1 beside a GPU, where the simulators need the cores."""
+    tf32: bool = True
+    """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
     graphs: bool = True
     """On a GPU: acting and updates are captured as CUDA graphs. False: kernel by kernel, the same within rounding. (Draws from
     a replay there are always captured: they compute no floating point that could differ.)"""

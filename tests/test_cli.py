@@ -246,3 +246,16 @@ def test_kinds_are_chosen_by_name():
         override(load_recipe("cartpole-ppo"), ["--store.name", "shard"], "manyhands train")
     with pytest.raises(UsageError, match=r"--store.name shared would"):
         override(load_recipe("cartpole-ppo"), ["--store.chunks", "2"], "manyhands train")
+
+
+def test_groups_divide_the_simulators():
+    from manyhands.build import group_sizes
+
+    def sizes(**sampler):
+        return group_sizes(load_recipe("pong-ppo", {"sampler": sampler}))
+
+    assert sizes(num_envs=8, groups=3) == [3, 3, 2] and sizes(num_envs=5) == [3, 2]
+    assert sizes(num_envs=3, kind="serial") == [1, 1, 1] and sizes(num_envs=3, kind="batched") == [3]
+    for wrong in ({"num_envs": 2, "groups": 3}, {"kind": "batched", "groups": 2}, {"groups": -1}):
+        with pytest.raises(UsageError, match="group"):
+            sizes(**wrong)

@@ -2,7 +2,7 @@
 
 serial        one group per simulator, each answered before the next is asked
 batched       one group: all simulators step together, then all are served in one batch
-alternating   two groups: one steps while the other is served
+alternating   two or more groups: the others step while one is served
 
 Frames are written once, on the learner's device, and stacked where they are used. On a CPU acting stacks them frame by frame,
 and the learner reads the same stacks: gathering four planes from four places costs more than moving one.
