@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests import processes
+
 torch.set_num_threads(1)
 
 
@@ -57,6 +59,17 @@ class FixedPolicy:
         action = (noise[:, 0] * self.actions).long()
         value = obs.flatten(1).float()[:, 0] * 10 + obs.flatten(1).float()[:, 1]
         return action, {"value": value, "log_prob": torch.zeros(len(obs), device=obs.device)}
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays_behind():
+    """A test that fails leaves no run behind that would slow down the others."""
+    yield
+    while processes.started:
+        process = processes.started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+started: list[subprocess.Popen] = []  # by the running test
+
 
 def command(*arguments, **options):
-    return subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options)
+    started.append(subprocess.Popen([sys.executable, "-m", "manyhands", *map(str, arguments)], **options))
+    return started[-1]
 
 
 def start_run(recipe, run_dir, *options, total_steps=10_000_000, report_every=1000):

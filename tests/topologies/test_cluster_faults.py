@@ -133,7 +133,7 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_raylet_is_lost_in_the_middle_of_a_run_and_replaced_later(cluster, tmp_path):
     run_dir, total = tmp_path / "run", 16_000
     where = ("--topology.host", "ray", "--topology.address", cluster.address)
