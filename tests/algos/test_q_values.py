@@ -118,9 +118,9 @@ ONE_STEP = {
 }
 
 
-# Each way on one problem for CI, on both in `make test-all`.
+# Each way on one problem for CI (all of them together: on the lottery below), on both in `make test-all`.
 CASES = [
-    pytest.param(name, table, id=f"{name}-{where}", marks=[pytest.mark.slow] if (i + j) % 2 else [])
+    pytest.param(name, table, id=f"{name}-{where}", marks=[pytest.mark.slow] if (i + j) % 2 or "," in name else [])
     for i, name in enumerate(ONE_STEP)
     for j, (where, table) in enumerate((("chain", CHAIN), ("cliff", CLIFF)))
 ]
@@ -141,7 +141,7 @@ N_STEP = {
 }
 
 
-@pytest.mark.parametrize("name", N_STEP)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "categorical" else []) for n in N_STEP])
 def test_random_rewards_are_averaged(name):
     algorithm, memory = N_STEP[name]
     values, _ = learned(LOTTERY, algorithm, **memory)
