@@ -250,6 +250,7 @@ class Roulette(gymnasium.Env):
         self.sums = state["sums"]
 
 
+@pytest.mark.slow
 def test_a_random_environment_that_offers_its_state_resumes_exactly(tmp_path):
     def go(name, steps, workers):
         return mh.train(

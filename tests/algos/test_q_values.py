@@ -118,7 +118,7 @@ ONE_STEP = {
 }
 
 
-# Each way on one problem for CI (all of them together: on the lottery below), on both in `make test-all`.
+# Each way on one problem for CI, on both, and all of them together, in `make test-all`.
 CASES = [
     pytest.param(name, table, id=f"{name}-{where}", marks=[pytest.mark.slow] if (i + j) % 2 or "," in name else [])
     for i, name in enumerate(ONE_STEP)
@@ -141,7 +141,9 @@ N_STEP = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n == "categorical" else []) for n in N_STEP])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in ("categorical", "ε-rainbow") else []) for n in N_STEP]
+)
 def test_random_rewards_are_averaged(name):
     algorithm, memory = N_STEP[name]
     values, _ = learned(LOTTERY, algorithm, **memory)

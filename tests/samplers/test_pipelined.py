@@ -104,6 +104,7 @@ def test_boards_that_step_later_than_they_are_asked_get_the_actions_that_are_not
     check(group, SnakeGroup(env, 6), T=4, pieces=5, rollouts=8, policy=lambda: ByObservation(4), far=True)
 
 
+@pytest.mark.slow
 def test_a_group_that_is_lost_begins_anew(capfd):
     import os
     import signal
