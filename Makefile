@@ -31,8 +31,8 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# These kill, freeze and time processes: one at a time. The others are run two at a time.
-TEAMS := tests/topologies
+# These take every core by themselves; the others are run two at a time.
+TEAMS := tests/learning tests/topologies
 
 test: lint
 	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=,$(TEAMS))

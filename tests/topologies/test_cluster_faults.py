@@ -119,6 +119,7 @@ def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
     assert last(run_dir)["replaced_servers"] == 2 and last(run_dir)["replaced_learners"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
     shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"

@@ -86,6 +86,7 @@ def test_actors_learners_and_servers_of_a_run_sit_on_different_raylets(cluster):
     assert len({node for nodes in kinds.values() for node in nodes}) == 4  # nobody crowds while a raylet has nothing to do
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_or_loses_its_raylet_comes_back_from_its_snapshot(cluster):
     recipe, said = recipe_of(Adam(learning_rate=0.01), shards=4, snapshot_s=0.1), []
     with joined(cluster) as host, kept(host, recipe, said.append) as keeper:
