@@ -484,7 +484,7 @@ def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags)
         arguments = _checked_numbers(arguments, flags)
-    about = "Every key of the recipe is an option. Beside them: --run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S."
+    about = "Every key of the recipe is an option. Beside them: --run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S, --picture PNG."
     return parse(Recipe, arguments, program, default=recipe, description=about)
 
 
