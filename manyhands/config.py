@@ -484,7 +484,8 @@ def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags)
         arguments = _checked_numbers(arguments, flags)
-    about = "Every key of the recipe is an option. Beside them: --run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S, --picture PNG."
+    own = "--run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S, --picture PNG."
+    about = f"Every key of the recipe is an option. Beside them: {own}"
     return parse(Recipe, arguments, program, default=recipe, description=about)
 
 
