@@ -19,8 +19,6 @@ from torch.optim.rmsprop import rmsprop
 from manyhands.maths import schedules
 from manyhands.types import UsageError
 
-PIECE = 98_304  # numbers: the pieces of three vectors and what is between fit a core's cache; more or fewer took longer
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -100,6 +98,8 @@ class RMSProp(Rule):
         super().__post_init__()
         if self.initial_square and not self.epsilon_inside:
             raise UsageError("rule.initial_square needs rule.epsilon_inside = true: torch's own RMSProp starts at 0")
+        if self.decay >= 1:
+            raise UsageError(f"rule.decay = {self.decay}: must be less than 1, or nothing would ever be added to the mean")
 
     @property
     def capturable(self) -> bool:
@@ -107,27 +107,30 @@ class RMSProp(Rule):
 
     def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
         if self.epsilon_inside:
-            self._apply_inside(parameters, gradient, memory["square_avg"], rate)
+            self._apply_inside(parameters, gradient, memory["scaled"], rate)
             return
         rmsprop(
             [parameters], [gradient], [memory["square_avg"]], [], [], [memory["step"]], foreach=False, lr=float(rate),
             alpha=self.decay, eps=self.epsilon, weight_decay=0.0, momentum=0.0, centered=False,
         )  # fmt: skip
 
-    def _apply_inside(self, parameters: Tensor, gradient: Tensor, square: Tensor, rate: float | Tensor) -> None:
-        """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)"""
-        if isinstance(rate, Tensor):
-            square.mul_(self.decay).addcmul_(gradient, gradient, value=1 - self.decay)
-            parameters.sub_(rate * gradient / (square + self.epsilon).sqrt_())
-            return
-        # Piece by piece: five passes over what the cache holds cost half of five passes over everything.
-        for theta, r, g in zip(*(x.split(PIECE) for x in (parameters, square, gradient)), strict=True):
-            r.mul_(self.decay).addcmul_(g, g, value=1 - self.decay)
-            theta.addcdiv_(g, (r + self.epsilon).sqrt_(), value=-rate)
+    def _apply_inside(self, parameters: Tensor, gradient: Tensor, scaled: Tensor, rate: float | Tensor) -> None:
+        """r ← decay·r + (1 - decay)·g²;  θ ← θ - lr·g/√(r + ε)
+
+        What is kept is s = (r + ε)/(1 - decay). In terms of s it is s ← decay·s + ε, and then a step of AdaGrad with the rate
+        lr/√(1 - decay): torch does that in one pass over memory, and the whole took a third of the five passes over r."""
+        rate = rate / math.sqrt(1 - self.decay)
+        if isinstance(rate, Tensor) or parameters.is_cuda:
+            scaled.mul_(self.decay).add_(self.epsilon).addcmul_(gradient, gradient)
+            parameters.sub_(rate * gradient / scaled.sqrt())
+        else:
+            torch.add(torch.tensor(self.epsilon), scaled, alpha=self.decay, out=scaled)
+            _adagrad(parameters, gradient, scaled, torch.zeros(()), rate, epsilon=0.0)
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
-        state = {"square_avg": torch.full_like(parameters, self.initial_square)}
-        return state if self.epsilon_inside else {"step": torch.zeros(()), **state}
+        if self.epsilon_inside:
+            return {"scaled": torch.full_like(parameters, (self.initial_square + self.epsilon) / (1 - self.decay))}
+        return {"step": torch.zeros(()), "square_avg": torch.zeros_like(parameters)}
 
 
 @dataclass(frozen=True)
@@ -139,10 +142,14 @@ class AdaGrad(Rule):
     """Where the sum of squares starts."""
 
     def apply(self, parameters: Tensor, gradient: Tensor, memory: dict[str, Tensor], rate: float | Tensor) -> None:
-        adagrad(
-            [parameters], [gradient], [memory["sum"]], [memory["step"]], fused=not parameters.is_cuda, lr=float(rate),
-            weight_decay=0.0, lr_decay=0.0, eps=self.epsilon, maximize=False,
-        )  # fmt: skip
+        _adagrad(parameters, gradient, memory["sum"], memory["step"], float(rate), self.epsilon)
 
     def initial_state(self, parameters: Tensor) -> dict[str, Tensor]:
         return {"step": torch.zeros(()), "sum": torch.full_like(parameters, self.initial_square)}
+
+
+def _adagrad(parameters: Tensor, gradient: Tensor, squares: Tensor, step: Tensor, rate: float, epsilon: float) -> None:
+    adagrad(
+        [parameters], [gradient], [squares], [step], fused=not parameters.is_cuda, lr=rate, weight_decay=0.0, lr_decay=0.0,
+        eps=epsilon, maximize=False,
+    )  # fmt: skip
