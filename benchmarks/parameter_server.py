@@ -2,7 +2,8 @@
 
 Constant gradients, float32; no snapshots are taken here. push+pull: a gradient goes out and the newest parameters are back in
 the model; update: the server's own part of it (latency in the paper); comms: the rest. The plot has the paper's three lines
-against the number of parameters; its third one, the gradient, is a batch of 32 through a network of that size.
+against the number of parameters; its third one, the gradient, is a batch of 32 through a network of that size. copy: a plain
+copy of as many numbers in the same minute, before and after; on a shared machine it tells how busy the memory is.
 
     python benchmarks/parameter_server.py [--json] [--hosts process ray ray-far] [--rule adam] [--plot lines.png] [--quick]
 """
@@ -81,6 +82,18 @@ class Pusher:
         self._store.close()
 
 
+def copy_ms(size: int, times: int = 20) -> float:
+    source, target, seconds = torch.ones(size), torch.zeros(size), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in range(times):
+        begin = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - begin)
+    torch.set_num_threads(threads)
+    return 1e3 * statistics.median(seconds)
+
+
 def measure(host_name: str, size: int, shards: int, learners: int, pushes: int, rule: str) -> dict[str, Any]:
     where: Any = host_name.split("-")[0]
     recipe = Recipe(
@@ -95,6 +108,7 @@ def measure(host_name: str, size: int, shards: int, learners: int, pushes: int, 
     model = Model(torch.nn.Module(), torch.zeros(size), torch.zeros(size))
     keeper = Keeper(host, recipe, model, spec, print, None)
     pushers = [host.start(Pusher, recipe, size, rank, keeper.at, name=f"learner {rank}") for rank in range(learners)]
+    copies = [copy_ms(size)]
     try:
         told = [call.result() for call in [pusher.call("push", pushes, timeout_s=300) for pusher in pushers]]
     finally:
@@ -102,10 +116,12 @@ def measure(host_name: str, size: int, shards: int, learners: int, pushes: int, 
             pusher.close(time.monotonic())
         keeper.close()
         host.close()
+    copies.append(copy_ms(size))
     means = {name: statistics.mean(row[name] for row in told) for name in ("push_pull_ms", "update_ms", "comms_ms")}
     return {
         "host": host_name, "parameters": size, "servers": shards, "learners": learners,
         **{name: round(value, 3) for name, value in means.items()},
+        "copy_ms": round(statistics.mean(copies), 3),
         "updates_per_s": round(sum(row["rate"] for row in told), 1),
     }  # fmt: skip
 
@@ -158,7 +174,7 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
 def main(options: Options) -> None:
     rows = []
     if not options.json:
-        print(f"{'host':<8} {'parameters':>11} servers learners  push+pull     comms    update   updates/s")
+        print(f"{'host':<8} {'parameters':>11} servers learners  push+pull     comms    update      copy   updates/s")
     for host in options.hosts:
         for size, shards, learners in settings(options):
             row = measure(host, size, shards, learners, max(options.pushes * NATURE // max(size, NATURE), 8), options.rule)
@@ -166,7 +182,7 @@ def main(options: Options) -> None:
             if not options.json:
                 print(
                     f"{host:<8} {size:>11,} {shards:>7} {learners:>8} {row['push_pull_ms']:>7.2f} ms {row['comms_ms']:>6.2f} ms "
-                    f"{row['update_ms']:>6.2f} ms {row['updates_per_s']:>11,.1f}",
+                    f"{row['update_ms']:>6.2f} ms {row['copy_ms']:>6.2f} ms {row['updates_per_s']:>11,.1f}",
                     flush=True,
                 )
     if options.plot:
