@@ -2,7 +2,7 @@
 
 An n×n board with hard walls; the snake starts in the middle with length two; +1 for an apple (and one longer),
 -1 for dying; a reversal is ignored; truncated after `patience` steps without an apple. Everything random is keyed by
-(board's seed, its clock), so a board depends on nothing but its seed and its actions.
+(board's seed, its clock), so a board depends on nothing but its seed and its actions. On a GPU a step is a CUDA graph.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.graphs import Captured
 from manyhands.maths import random
 from manyhands.types import EnvSpec, Step, UsageError
 
@@ -65,7 +66,9 @@ class SnakeEnv:
 
 
 class SnakeGroup:
-    """`age` is the heart of a board: how many more moves a cell stays part of the snake (head = length, empty = 0)."""
+    """`age` is the heart of a board: how many more moves a cell stays part of the snake (head = length, empty = 0).
+
+    On a GPU what recv() returns is overwritten by the next."""
 
     def __init__(self, config: SnakeEnv, num_envs: int, device: str = "cpu") -> None:
         self.spec = EnvSpec(
@@ -89,17 +92,18 @@ class SnakeGroup:
         self._heading = torch.zeros(num_envs, **whole)  # type: ignore[call-overload]
         self._hungry = torch.zeros(num_envs, **whole)  # type: ignore[call-overload]
         self._ended = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
-        self._boards = torch.arange(num_envs, device=self.device)
-        self._pending: Tensor | None = None
+        self._action = torch.zeros(num_envs, **whole)  # type: ignore[call-overload]
+        self._sent = False
         self._none = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self._moves = torch.tensor([-n, 1, n, -1], device=self.device)
         middle = (n // 2) * n + n // 2
         fresh = torch.zeros(n * n, dtype=torch.int16, device=self.device)
         fresh[middle], fresh[middle - 1] = 2, 1  # heading right
         self._fresh, self._middle = fresh, middle
+        self._step = Captured(self._advance, self.device, changes=list(self._tensors().values()))
 
     def reset(self, seeds: list[int]) -> Step:
-        self._seed = torch.tensor(seeds, dtype=torch.int64, device=self.device)
+        self._seed.copy_(torch.tensor(seeds, dtype=torch.int64))
         self._clock.zero_()
         return self.restart(~self._none)
 
@@ -110,12 +114,16 @@ class SnakeGroup:
         return Step(self._draw(), torch.zeros(self.num_envs, device=self.device), self._none, self._none, self._none, which)
 
     def send(self, actions: Any) -> None:
-        self._pending = torch.as_tensor(actions, device=self.device)
+        self._action.copy_(torch.as_tensor(actions))
+        self._sent = True
 
     def recv(self) -> Step:
-        assert self._pending is not None, "recv without send"
-        action, self._pending = self._pending, None
-        first = self._ended
+        assert self._sent, "recv without send"
+        self._sent = False
+        return self._step()
+
+    def _advance(self) -> Step:
+        action, first = self._action, self._ended.clone()
         playing = ~first
         n = self._n
         self._clock += 1
@@ -129,7 +137,7 @@ class SnakeGroup:
             | ((heading == LEFT) & (column == 0))
             | ((heading == RIGHT) & (column == n - 1))
         )
-        target = torch.where(blocked, self._head, self._head + self._moves[heading])
+        target = torch.where(blocked, self._head, self._head + self._moves.index_select(0, heading))
         eats = (target == self._apple) & ~blocked & playing
         # The tail moves away before the head arrives, unless the snake grows.
         age = (self._age - (~eats).to(torch.int16).unsqueeze(1)).clamp_(min=0)
@@ -138,25 +146,24 @@ class SnakeGroup:
         moved = ~hit & playing
         length = self._age.amax(1) + eats.to(torch.int16)
         age.scatter_(1, target.unsqueeze(1), length.unsqueeze(1))
-        self._age = torch.where(moved.unsqueeze(1), age, self._age)
-        self._head = torch.where(moved, target, self._head)
-        self._heading = torch.where(moved, heading, self._heading)
-        self._hungry = torch.where(eats, 0, self._hungry + 1)
+        torch.where(moved.unsqueeze(1), age, self._age, out=self._age)
+        torch.where(moved, target, self._head, out=self._head)
+        torch.where(moved, heading, self._heading, out=self._heading)
+        self._hungry.add_(1).masked_fill_(eats, 0)
 
         full = eats & (length >= n * n)
         terminated = died | full
         truncated = (self._hungry >= self._patience) & playing & ~terminated
         self._place_apples(eats & ~full)
         self._begin(first)
-        self._ended = terminated | truncated
+        torch.logical_or(terminated, truncated, out=self._ended)
         reward = eats.to(torch.float32) - died.to(torch.float32)
         return Step(self._draw(), reward, terminated, truncated, self._none, first)
 
     def _begin(self, which: Tensor) -> None:
-        self._age = torch.where(which.unsqueeze(1), self._fresh, self._age)
-        self._head = torch.where(which, self._middle, self._head)
-        self._heading = torch.where(which, RIGHT, self._heading)
-        self._hungry = torch.where(which, 0, self._hungry)
+        torch.where(which.unsqueeze(1), self._fresh, self._age, out=self._age)
+        for values, beginning in ((self._head, self._middle), (self._heading, RIGHT), (self._hungry, 0)):
+            values.masked_fill_(which, beginning)
         self._place_apples(which)
 
     def _place_apples(self, where: Tensor) -> None:
@@ -168,12 +175,12 @@ class SnakeGroup:
         count = free.sum(1)
         wanted = (u * count).long().clamp(max=count - 1) + 1  # the wanted-th free cell
         cell = (free.cumsum(1) < wanted.unsqueeze(1)).sum(1).clamp(max=self._n * self._n - 1)
-        self._apple = torch.where(where, cell, self._apple)
+        torch.where(where, cell, self._apple, out=self._apple)
 
     def _draw(self) -> Tensor:
         cells = (self._age > 0).to(torch.uint8) * BODY
-        cells[self._boards, self._apple] = APPLE  # on a full board the head is drawn over it
-        cells[self._boards, self._head] = HEAD
+        cells.scatter_(1, self._apple.unsqueeze(1), APPLE)  # on a full board the head is drawn over it
+        cells.scatter_(1, self._head.unsqueeze(1), HEAD)
         n, p = self._n, self._cell
         image = cells.view(-1, 1, n, 1, n, 1).expand(-1, 1, n, p, n, p)
         return image.reshape(self.num_envs, 1, n * p, n * p)
@@ -190,12 +197,16 @@ class SnakeGroup:
         picture[::p], picture[:, ::p] = (32, 35, 44), (32, 35, 44)
         return picture
 
-    def state(self) -> dict:
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything that changes, where it stays."""
         return {name: getattr(self, f"_{name}") for name in _SAVED}
 
+    def state(self) -> dict:
+        return {name: tensor.clone() for name, tensor in self._tensors().items()}
+
     def load(self, state: dict) -> None:
-        for name in _SAVED:
-            setattr(self, f"_{name}", state[name].to(self.device).clone())
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state[name])
 
     def close(self) -> None:
         pass
