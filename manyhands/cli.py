@@ -143,6 +143,7 @@ def bench(arguments: list[str]) -> int:
 # -- commands that take a run directory ----------------------------------------------------------------------------------
 
 RunDirectory = Annotated[Path, tyro.conf.Positional]
+ProtocolName = Literal["null-op", "sticky", "ba3c", "accelerated", "plain"]
 
 
 @dataclass(frozen=True)
@@ -161,14 +162,14 @@ class ResumeOptions:
 class EvalOptions:
     run: RunDirectory
     """A run directory."""
-    protocol: Literal["null-op", "plain"] | None = None
-    """null-op: up to 30 no-ops first, 18 000 frames (Atari's default); plain: the recipe's own environment."""
-    episodes: int = 30
-    """Whole episodes to play."""
-    actions: Literal["sampled", "greedy"] = "sampled"
-    """Draw actions from the policy, or always take the most probable."""
-    epsilon: float = 0.0
-    """Share of uniformly random actions."""
+    protocol: ProtocolName | None = None
+    """null-op (Atari's default), sticky, ba3c, accelerated, or plain: the recipe's own environment."""
+    episodes: int | None = None
+    """Whole episodes to play; the protocol's number if not given."""
+    actions: Literal["sampled", "greedy"] | None = None
+    """Draw actions from the policy, or always take the most probable; the protocol's if not given."""
+    epsilon: float | None = None
+    """Share of uniformly random actions; the protocol's if not given."""
     seed: int = 1_000_000
     """Seed of the evaluation, apart from the training's."""
     checkpoint: str = "latest"
@@ -209,6 +210,32 @@ class PlotOptions:
     """Horizontal axis."""
     y: str = "return_mean"
     """Any key of metrics.jsonl; staleness_counts draws how stale the gradients of asynchronous learners were."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories with evaluations; runs of one game are its seeds."""
+    protocol: Literal["null-op", "sticky", "ba3c", "accelerated"] = "null-op"
+    """Which evaluations."""
+    out: Path | None = None
+    """Also draw it into this .png, .svg or .pdf."""
+    json: bool = False
+    """Print the table as JSON."""
+
+
+@dataclass(frozen=True)
+class RandomOptions:
+    game: Annotated[str, tyro.conf.Positional]
+    """Pong, Breakout, … as ALE calls them."""
+    protocol: Literal["null-op", "sticky", "ba3c", "accelerated"] = "null-op"
+    """How it is played."""
+    episodes: int | None = None
+    """Whole episodes to play; the protocol's number if not given."""
+    seed: int = 1_000_000
+    """Seed of the games and of the player."""
+    json: bool = False
+    """Print the result as JSON."""
 
 
 def _options(cls: Any, command: str, arguments: list[str], about: str) -> Any:
@@ -253,15 +280,48 @@ def evaluate(arguments: list[str]) -> int:
             warn=_warn,
         )
     )
+    print(json.dumps(dataclasses.asdict(result)) if o.json else _show_evaluation(result))
+    return 0
+
+
+def _show_evaluation(result: Any) -> str:
+    capped = f", {result.truncated} stopped by the limit" if result.truncated else ""
+    step = f", step {result.checkpoint_step:,}" if result.actions != "random" else ""
+    return (
+        f"{result.mean:.2f} ± {result.standard_deviation:.2f} over {result.episodes} episodes "
+        f"(min {result.minimum:g}, max {result.maximum:g}; {result.protocol}, {result.actions}"
+        f"{step}{capped}; {result.seconds:.0f} s)"
+    )
+
+
+def random_player(arguments: list[str]) -> int:
+    """Let a random player, ten actions a second, play an Atari game: what scores are counted from."""
+    from manyhands.evaluate import evaluate_random
+
+    o = _options(RandomOptions, "random", arguments, random_player.__doc__ or "")
+    result = evaluate_random(o.game, o.protocol, o.episodes, o.seed)
+    print(json.dumps(dataclasses.asdict(result)) if o.json else _show_evaluation(result))
+    return 0
+
+
+def table(arguments: list[str]) -> int:
+    """Evaluated runs of Atari games in one table: raw, normalised, beside the published scores."""
+    from manyhands import table as tables
+    from manyhands.run import Run
+
+    o = _options(TableOptions, "table", arguments, table.__doc__ or "")
+    if o.out is not None and not o.out.parent.is_dir():
+        raise UsageError(f"--out {o.out}: no folder {o.out.parent}")
+    result = tables.table([Run.open(path) for path in o.runs], o.protocol)
+    if o.out is not None:
+        tables.draw(result, o.out)
     if o.json:
-        print(json.dumps(dataclasses.asdict(result)))
-    else:
-        capped = f", {result.truncated} stopped by the limit" if result.truncated else ""
-        print(
-            f"{result.mean:.2f} ± {result.standard_deviation:.2f} over {result.episodes} episodes "
-            f"(min {result.minimum:g}, max {result.maximum:g}; {result.protocol}, {result.actions}, "
-            f"step {result.checkpoint_step:,}{capped}; {result.seconds:.0f} s)"
-        )
+        print(json.dumps(result))
+        return 0
+    from rich.console import Console
+
+    Console().print(tables.show(result))
+    print(tables.show_together(result))
     return 0
 
 
@@ -322,6 +382,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "resume": resume,
     "eval": evaluate,
     "play": play,
+    "random": random_player,
+    "table": table,
     "plot": plot,
     "bench": bench,
     "recipes": recipes,

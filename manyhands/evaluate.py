@@ -17,21 +17,20 @@ from torch import Tensor
 
 from manyhands.build import check_custom, find_device, identity, make_group, make_model, place_threads
 from manyhands.checkpoint import check_same, load_newest
+from manyhands.config import to_dict
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv
 from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.nets.flat import Model
+from manyhands.protocols import PROTOCOLS, RandomPlayer, default_protocol, evaluation_env, random_env
 from manyhands.types import Algorithm, EnvGroup, UsageError
 
 if TYPE_CHECKING:
     from manyhands.run import Run
 
 STILL_FRAMES = 30  # after which greedy play has stalled: it would see and do the same for ever
-
-# name -> (at most this many no-ops first, frames an episode may take)
-PROTOCOLS: dict[str, tuple[int, int]] = {"null-op": (30, 18_000)}
 
 
 @dataclass(frozen=True)
@@ -137,68 +136,109 @@ def _player(run: Run, group: EnvGroup, state: dict, manifest: dict, actions: str
     return Player(algorithm, model, group, actions, epsilon, seed, unstick(run.recipe.env, algorithm, actions))
 
 
-def play_episodes(player: Player, simulators: int, rounds: int) -> list[tuple[float, int, bool]]:
-    """Score, length and whether it was cut short, of so many episodes of each simulator, round by round."""
+def play_episodes(player: Any, simulators: int, rounds: int, steps: int = 0) -> list[tuple[float, int, bool]]:
+    """Score, length and whether it was cut short, of so many episodes of each simulator, round by round. Or of all that end
+    within so many steps, together; a simulator in which none did gives what it has."""
     score, length = np.zeros(simulators), np.zeros(simulators, int)
     finished: list[list[tuple[float, int, bool]]] = [[] for _ in range(simulators)]
-    while any(len(f) < rounds for f in finished):
+    slots = -(-steps // simulators)
+    while slots > 0 if steps else any(len(f) < rounds for f in finished):
+        slots -= 1
         reward, ended, truncated, reset = player.play()
         score, length = np.where(reset, 0.0, score + reward), np.where(reset, 0, length + 1)
         for i in np.flatnonzero(ended):
             finished[i].append((float(score[i]), int(length[i]), bool(truncated[i])))
+    if steps:
+        return [game for i, f in enumerate(finished) for game in f or [(float(score[i]), int(length[i]), True)]]
     return [f[r] for r in range(rounds) for f in finished]
-
-
-def evaluation_env(env: AtariEnv | SnakeEnv | GymEnv, protocol: str | None) -> tuple[Any, str]:
-    """What is played, and the protocol's name."""
-    if protocol is None:
-        protocol = "null-op" if isinstance(env, AtariEnv) else "plain"
-    if protocol != "plain" and not isinstance(env, AtariEnv):
-        raise UsageError(f"--protocol {protocol} is defined for Atari games, not for {env.id}: use plain")
-    if protocol == "plain":
-        limit = env.max_frames if isinstance(env, AtariEnv) else 0
-        return env.for_evaluation(None, limit), protocol
-    return env.for_evaluation(*PROTOCOLS[protocol]), protocol
 
 
 def _open(run: Run, protocol: str | None, checkpoint_name: str, warn: Callable[[str], None]) -> tuple[Any, str, dict, dict]:
     """The environment to evaluate in, the protocol's name, the state and the manifest."""
     check_custom(run.recipe, run.custom)
-    env, protocol = evaluation_env(run.recipe.env, protocol)
+    protocol = protocol or default_protocol(run.recipe.env)
+    env = evaluation_env(run.recipe.env, protocol)
     state, manifest = load_newest(run.checkpoints, warn, checkpoint_name, streams=False)
     return env, protocol, state, manifest
 
 
 def evaluate(
     run: Run,
-    episodes: int = 30,
+    episodes: int | None = None,
     protocol: str | None = None,
-    actions: Literal["sampled", "greedy"] = "sampled",
-    epsilon: float = 0.0,
+    actions: Literal["sampled", "greedy"] | None = None,
+    epsilon: float | None = None,
     seed: int = 1_000_000,
     checkpoint: str = "latest",
     warn: Callable[[str], None] = print,
 ) -> Evaluation:
-    """Plays whole episodes and writes eval/*.json.
+    """Plays whole episodes and writes eval/*.json. What is not given is as the protocol has it.
 
     Every simulator plays the same number of episodes: stopping at the first N that end would favour short ones.
     """
-    if episodes < 1:
-        raise UsageError(f"--episodes {episodes}: must be at least 1")
-    if not 0 <= epsilon <= 1:
+    _check_episodes(episodes)
+    if epsilon is not None and not 0 <= epsilon <= 1:
         raise UsageError(f"--epsilon {epsilon}: must lie between 0 and 1")
     env, protocol, state, manifest = _open(run, protocol, checkpoint, warn)
-    simulators = min(episodes, 32)
-    rounds = math.ceil(episodes / simulators)
+    chosen = PROTOCOLS[protocol]
+    actions = actions or chosen.actions
+    if epsilon is None:
+        epsilon = dict(chosen.epsilons).get(to_dict(run.recipe)["algorithm"]["name"], 0.0)
+
+    def player(group: EnvGroup) -> Player:
+        return _player(run, group, state, manifest, actions, epsilon, seed)
+
+    def make(simulators: int) -> EnvGroup:
+        return make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
+
+    result = _play(make, player, protocol, episodes, actions, epsilon, manifest["step"], seed)
+    folder = run.directory / "eval"
+    folder.mkdir(exist_ok=True)
+    name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{result.episodes}-step{manifest['step']}-seed{seed}.json"
+    (folder / name).write_text(json.dumps(asdict(result), indent=1))
+    return result
+
+
+def evaluate_random(game: str, protocol: str = "null-op", episodes: int | None = None, seed: int = 1_000_000) -> Evaluation:
+    """What an Atari game gives to a player who does anything ten times a second."""
+    _check_episodes(episodes)
+    env = random_env(game, protocol)
+
+    def make(simulators: int) -> EnvGroup:
+        return make_group(env, simulators, torch.device("cpu"))
+
+    return _play(make, lambda group: RandomPlayer(group, seed), protocol, episodes, "random", 1.0, 0, seed)
+
+
+def _check_episodes(episodes: int | None) -> None:
+    if episodes is not None and episodes < 1:
+        raise UsageError(f"--episodes {episodes}: must be at least 1")
+
+
+def _play(
+    make: Callable[[int], EnvGroup],
+    player_of: Callable[[EnvGroup], Any],
+    protocol: str,
+    episodes: int | None,
+    actions: str,
+    epsilon: float,
+    checkpoint_step: int,
+    seed: int,
+) -> Evaluation:
+    chosen = PROTOCOLS[protocol]
+    steps = chosen.steps if episodes is None else 0
+    episodes = episodes or chosen.episodes
+    simulators = chosen.simulators if steps else min(episodes, chosen.simulators)
     begin = time.monotonic()
-    group = make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
+    group = make(simulators)
     try:
-        player = _player(run, group, state, manifest, actions, epsilon, seed)
-        played = play_episodes(player, simulators, rounds)[:episodes]
+        player = player_of(group)
+        played = play_episodes(player, simulators, math.ceil(episodes / simulators), steps)
     finally:
         group.close()
+    played = played if steps else played[:episodes]
     returns = [p[0] for p in played]
-    result = Evaluation(
+    return Evaluation(
         mean=statistics.fmean(returns),
         standard_deviation=statistics.pstdev(returns),
         minimum=min(returns),
@@ -207,19 +247,14 @@ def evaluate(
         returns=returns,
         steps=[p[1] for p in played],
         truncated=sum(p[2] for p in played),
-        fired=int(player.fired),
+        fired=int(getattr(player, "fired", 0)),
         protocol=protocol,
         actions=actions,
         epsilon=epsilon,
-        checkpoint_step=manifest["step"],
+        checkpoint_step=checkpoint_step,
         seed=seed,
         seconds=round(time.monotonic() - begin, 2),
     )
-    folder = run.directory / "eval"
-    folder.mkdir(exist_ok=True)
-    name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{episodes}-step{manifest['step']}-seed{seed}.json"
-    (folder / name).write_text(json.dumps(asdict(result), indent=1))
-    return result
 
 
 def record(

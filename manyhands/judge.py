@@ -10,7 +10,8 @@ import torch
 
 from manyhands.build import Custom, find_device, make_group, make_model
 from manyhands.config import Recipe
-from manyhands.evaluate import Player, evaluation_env, play_episodes, unstick
+from manyhands.evaluate import Player, play_episodes, unstick
+from manyhands.protocols import default_protocol, evaluation_env
 from manyhands.stores.servers import ServersConfig, ServersStore
 from manyhands.types import EnvSpec, Places, Seat
 
@@ -31,7 +32,7 @@ class Judge:
         """The mean return of some episodes with the newest parameters, and these."""
         config = self._recipe.evaluation
         clock = self._store.refresh()
-        env, _ = evaluation_env(self._recipe.env, None)
+        env = evaluation_env(self._recipe.env, default_protocol(self._recipe.env))
         simulators = min(config.episodes, AT_ONCE)
         group = make_group(env, simulators, self._model.parameters.device, self._custom.env)
         try:

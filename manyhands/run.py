@@ -91,7 +91,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.directory)
 
-    def evaluate(self, episodes: int = 30, **options: Any) -> Evaluation:
+    def evaluate(self, episodes: int | None = None, **options: Any) -> Evaluation:
         from manyhands.evaluate import evaluate
 
         return evaluate(self, episodes, **options)
