@@ -24,9 +24,10 @@ from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
 from manyhands.nets.flat import Model, flatten
+from manyhands.plan.measure import Pusher
 from manyhands.stores.rules import AdaGrad, Adam, RMSProp
-from manyhands.stores.servers import ServersConfig, ServersStore
-from manyhands.types import EnvSpec, GradientInfo, Places, Seat
+from manyhands.stores.servers import ServersConfig
+from manyhands.types import EnvSpec
 
 RULES: dict[str, Any] = {
     "rmsprop": RMSProp(learning_rate=1e-6, decay=0.9, epsilon=1e-8, epsilon_inside=True),  # Downpour
@@ -53,33 +54,6 @@ class Options:
     """Only the nature network, one server, one learner."""
     sizes: tuple[int, ...] = field(default=SIZES)
     """Numbers of parameters."""
-
-
-class Pusher:
-    """A learner whose gradients cost nothing."""
-
-    def __init__(self, recipe: Recipe, size: int, rank: int, places: Places) -> None:
-        torch.set_num_threads(1)
-        vector = torch.zeros(size)
-        self._model = Model(torch.nn.Module(), vector, torch.full((size,), 1e-3))
-        assert isinstance(recipe.store, ServersConfig)
-        self._store = ServersStore(self._model, recipe.rule, 10**9, recipe.store, Seat(rank, recipe.topology.learners), places)
-        self._store.refresh()
-
-    def push(self, times: int) -> dict[str, Any]:
-        for _ in range(3):
-            self._store.step(GradientInfo(0, 1))
-        begin, rows = time.perf_counter(), []
-        for _ in range(times):
-            at = time.perf_counter()
-            receipt = self._store.step(GradientInfo(0, 1))
-            rows.append((1e3 * (time.perf_counter() - at), receipt.metrics["latency_ms"]))
-        seconds = time.perf_counter() - begin
-        total, update = (statistics.median(column) for column in zip(*rows, strict=True))
-        return {"push_pull_ms": total, "update_ms": update, "comms_ms": total - update, "rate": times / seconds}
-
-    def close(self) -> None:
-        self._store.close()
 
 
 def copy_ms(size: int, times: int = 20) -> float:

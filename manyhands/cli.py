@@ -140,6 +140,49 @@ def bench(arguments: list[str]) -> int:
     return 0
 
 
+PLAN_OPTIONS: dict[str, Any] = {
+    "learners": "1,2,4,8,16,32,64", "cores": 0, "learners_per_machine": 0, "gbit": 10.0, "latency_ms": 0.1, "steps": 5e7,
+    "measured": "", "save": "", "out": "", "json": False,
+}  # fmt: skip
+
+
+def plan(arguments: list[str]) -> int:
+    """Predict a recipe's speed with more learners or machines, from times that are measured here."""
+    from manyhands import machine
+    from manyhands.plan.measure import measure
+    from manyhands.plan.model import Machines, Measured
+    from manyhands.plan.show import draw, show
+    from manyhands.plan.show import plan as predict
+
+    recipe, own = _recipe_and_options("plan", arguments, PLAN_OPTIONS)
+    recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
+    try:
+        learners = sorted({int(word) for word in own["learners"].split(",")})
+    except ValueError:
+        raise UsageError(f"--learners {own['learners']}: must be whole numbers with commas between them") from None
+    if min(learners) < 1 or own["cores"] < 0 or own["learners_per_machine"] < 0 or own["gbit"] <= 0 or own["latency_ms"] < 0:
+        raise UsageError("--learners must be at least 1, --gbit positive, the others not negative")
+    for name in ("save", "out"):
+        if own[name] and not Path(own[name]).parent.is_dir():
+            raise UsageError(f"--{name} {own[name]}: no such folder")
+    cores = own["cores"] or machine.cores()
+    machines = Machines(cores, own["learners_per_machine"], own["gbit"] * 1e9 / 8, own["latency_ms"] * 1e-3)
+    if own["measured"]:
+        measured = Measured.load(Path(own["measured"]))
+        if measured.recipe != recipe.name:
+            raise UsageError(f"--measured {own['measured']}: measured for {measured.recipe}, not for {recipe.name}")
+    else:
+        threads = {min(machines.threads(n), machine.cores()) for n in learners}
+        measured = measure(recipe, threads)
+    if own["save"]:
+        measured.save(Path(own["save"]))
+    result = predict(measured, recipe, learners, machines, own["steps"])
+    if own["out"]:
+        draw(result, Path(own["out"]))
+    print(json.dumps(result) if own["json"] else show(result))
+    return 0
+
+
 # -- commands that take a run directory ----------------------------------------------------------------------------------
 
 RunDirectory = Annotated[Path, tyro.conf.Positional]
@@ -386,6 +429,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "table": table,
     "plot": plot,
     "bench": bench,
+    "plan": plan,
     "recipes": recipes,
 }
 
