@@ -86,8 +86,9 @@ def compare(name: str, host: str, options: Options) -> list[dict[str, Any]]:
         updates_error = statistics.median(p / m - 1 for _, _, p, m in told)
         rows.append({
             "recipe": name, "host": host, "learners": n,
-            "predicted_steps_per_s": round(steps), "steps_per_s": round(measured_steps), "steps_error": round(error, 3), "predicted_updates_per_s": round(updates, 1),
-            "updates_per_s": round(measured_updates, 1), "updates_error": round(updates_error, 3),
+            "predicted_steps_per_s": round(steps), "steps_per_s": round(measured_steps), "steps_error": round(error, 3),
+            "predicted_updates_per_s": round(updates, 1), "updates_per_s": round(measured_updates, 1),
+            "updates_error": round(updates_error, 3),
         })  # fmt: skip
     return rows
 
