@@ -23,10 +23,11 @@ from manyhands.config import Recipe, TopologyConfig
 from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
-from manyhands.nets.flat import Model, flatten
+from manyhands.nets.flat import Model
 from manyhands.plan.measure import Pusher
 from manyhands.stores.rules import AdaGrad, Adam, RMSProp
 from manyhands.stores.servers import ServersConfig
+from manyhands.studies.rates import gradient_s
 from manyhands.types import EnvSpec
 
 RULES: dict[str, Any] = {
@@ -100,20 +101,6 @@ def measure(host_name: str, size: int, shards: int, learners: int, pushes: int, 
     }  # fmt: skip
 
 
-def gradient_ms(size: int, times: int = 5) -> float:
-    """A batch of 32 through three square layers of about that many parameters: forward and backward."""
-    width = max(int((size / 3) ** 0.5), 1)
-    layers = [torch.nn.Linear(width, width, bias=False) for _ in range(3)]
-    model = flatten(torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2]))
-    x, seconds = torch.randn(32, width), []
-    for _ in range(times + 1):
-        begin = time.perf_counter()
-        model.gradient.zero_()
-        (model.net(x) ** 2).mean().backward()
-        seconds.append(time.perf_counter() - begin)
-    return 1e3 * statistics.median(seconds[1:])
-
-
 def settings(options: Options) -> list[tuple[int, int, int]]:
     """Parameters, servers, learners."""
     if options.quick:
@@ -137,7 +124,7 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
                 axes.plot([r["parameters"] for r in mine], [r[name] for r in mine], style, color=colour, marker="o",
                           label=f"{label}, {host}")  # fmt: skip
     sizes = sorted({row["parameters"] for row in rows if row["servers"] == row["learners"] == 1})
-    axes.plot(sizes, [gradient_ms(size) for size in sizes], color="tab:red", marker="o", label="gradient (batch of 32)")
+    axes.plot(sizes, [1e3 * gradient_s(size) for size in sizes], color="tab:red", marker="o", label="gradient (batch of 32)")
     axes.set(xscale="log", yscale="log", xlabel="parameters", ylabel="milliseconds")
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")

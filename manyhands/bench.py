@@ -40,7 +40,7 @@ def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
     included: all in one run, on a machine that may be noisy. Of several learners: they train together; the rest is measured in
     one process with the simulators of all."""
     learners = recipe.topology.learners
-    together = _team_rate(recipe, custom, seconds) if recipe.in_processes else None
+    together = team_rate(recipe, custom, seconds) if recipe.in_processes else None
     learner = make_learner(_alone(recipe), custom)
     sampler = learner.sampler
     measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone
@@ -81,7 +81,7 @@ def _alone(recipe: Recipe) -> Recipe:
     return replace(recipe, sampler=sampler, memory=memory, **own)  # type: ignore[arg-type]
 
 
-def _team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
+def team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
     """Steps per second of all learners, from when they have learned something."""
     spec, _ = check(recipe, custom)
     team = Team(recipe, custom, spec, print, None)

@@ -183,6 +183,35 @@ def plan(arguments: list[str]) -> int:
     return 0
 
 
+def study(arguments: list[str]) -> int:
+    """Answer a question that a paper asks: trains or measures variants, writes JSON and a picture."""
+    from manyhands import machine
+    from manyhands.studies.catalogue import STUDIES
+    from manyhands.studies.study import Desk, save
+
+    words, own = _take_options(arguments, {"quick": False, "out": "", "quiet": False})
+    if not words or words[0] in ("--help", "-h"):
+        print("usage: manyhands study NAME [--quick] [--out FOLDER] [--quiet]   (--quick: small, on two cores, a minute or so)")
+        for name, about in STUDIES.items():
+            print(f"  {name:<22} {about.about} ({about.paper})")
+        return 0 if words else 2
+    if words[0] not in STUDIES:
+        import difflib
+
+        near = difflib.get_close_matches(words[0], STUDIES, 1, 0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"no study {words[0]!r}{hint} (there are: {', '.join(STUDIES)})")
+    if len(words) > 1:
+        raise UsageError(f"unexpected argument {words[1]!r}")
+    chosen = STUDIES[words[0]]
+    folder = Path(own["out"] or f"studies/{words[0]}{'-quick' * own['quick']}")
+    folder.mkdir(parents=True, exist_ok=True)
+    desk = Desk(folder, own["quick"], (lambda line: None) if own["quiet"] else lambda line: print(line, file=sys.stderr))
+    for path in save(words[0], chosen, chosen.find(desk), desk, machine.describe()):
+        print(path)
+    return 0
+
+
 # -- commands that take a run directory ----------------------------------------------------------------------------------
 
 RunDirectory = Annotated[Path, tyro.conf.Positional]
@@ -430,6 +459,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "plot": plot,
     "bench": bench,
     "plan": plan,
+    "study": study,
     "recipes": recipes,
 }
 

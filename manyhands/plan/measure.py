@@ -55,7 +55,7 @@ class Pusher:
         self._store.close()
 
 
-def _served(recipe: Recipe, sizes: tuple[int, ...]) -> list[dict[str, float]]:
+def served(recipe: Recipe, sizes: tuple[int, ...]) -> list[dict[str, float]]:
     """A push and pull of vectors of these sizes, with one server that has one core."""
     told = []
     for size in sizes:
@@ -114,7 +114,7 @@ def _learner(recipe: Recipe, threads: int) -> tuple[dict[str, float], list[float
 def measure(recipe: Recipe, threads: set[int]) -> Measured:
     about = describe(recipe, Custom())
     size = about["parameters"]
-    tiny, whole = _served(recipe, (64, size))
+    tiny, whole = served(recipe, (64, size))
     update_s, call_s = 1e-3 * whole["update_ms"], 1e-3 * tiny["push_pull_ms"]
     copy_s = max(1e-3 * whole["push_pull_ms"] - update_s - call_s, 0.0) / 2
     costs: list[Costs] = []
