@@ -149,6 +149,12 @@ def load_newest(
     raise UsageError(f"{folder}: every checkpoint is damaged")
 
 
+def newest_step(folder: Path) -> int:
+    """Of the newest checkpoint, as its name says, or -1 where there is none. Whether it is good is not looked at."""
+    found = _all(folder)
+    return int(found[-1].name.removeprefix("step-")) if found else -1
+
+
 def check_same(mine: dict[str, Any], theirs: dict[str, Any], where: Path) -> None:
     """A UsageError that names what differs between who loads and what was saved."""
     differing = [f"{key} is {theirs.get(key)!r} there, {mine[key]!r} here" for key in mine if mine[key] != theirs.get(key)]

@@ -212,6 +212,62 @@ def study(arguments: list[str]) -> int:
     return 0
 
 
+SUITE_OPTIONS: dict[str, Any] = {
+    "games": "ba3c6", "seeds": 1, "parallel": 1, "out": "", "protocol": "null-op", "episodes": 0, "picture": "", "json": False,
+}  # fmt: skip
+
+
+def suite(arguments: list[str]) -> int:
+    """Train a recipe on many games and seeds, so many runs at once; evaluate each; one table in the end."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from manyhands import machine
+    from manyhands import suite as suites
+    from manyhands import table as tables
+    from manyhands.protocols import PLAIN, PROTOCOLS
+    from manyhands.run import Run
+
+    recipe, own = _recipe_and_options("suite", arguments, SUITE_OPTIONS)
+    words, _ = _take_options(arguments, SUITE_OPTIONS)
+    if own["seeds"] < 1 or own["parallel"] < 1 or own["episodes"] < 0:
+        raise UsageError("--seeds and --parallel must be at least 1, --episodes not negative")
+    if own["protocol"] not in PROTOCOLS or own["protocol"] == PLAIN:
+        raise UsageError(f"--protocol {own['protocol']}: must be one of {', '.join(name for name in PROTOCOLS if name != PLAIN)}")
+    games = suites.games_of(own["games"])
+    out = Path(own["out"] or f"suites/{recipe.name}")
+    out.mkdir(parents=True, exist_ok=True)
+    share = max(machine.cores() // own["parallel"], 1)
+    jobs = [suites.Job(game, seed, out / f"{game}-{seed}") for game in games for seed in range(own["seeds"])]
+    given = suites.Plan(words[0], tuple(words[1:]), own["protocol"], own["episodes"], recipe.total_steps, share, own["parallel"])
+    console = Console(stderr=True)
+    live = console.is_terminal and not own["json"]
+    queue = suites.Suite(jobs, given, (lambda line: None) if live else lambda line: print(line, file=sys.stderr))
+    try:
+        if live:
+            with Live(console=console, refresh_per_second=2) as screen:
+                queue.run(lambda now: screen.update(suites.progress(now)))
+        else:
+            queue.run(lambda now: None)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    done = [Run.open(job.directory) for job in jobs if job.state == suites.DONE]
+    failed = [job for job in jobs if job.state == suites.FAILED]
+    if done:
+        result = tables.table(done, own["protocol"])
+        if own["picture"]:
+            tables.draw(result, Path(own["picture"]))
+        if own["json"]:
+            print(json.dumps(result))
+        else:
+            Console().print(tables.show(result))
+            print(tables.show_together(result))
+    for job in failed:
+        print(f"manyhands: {job.name} failed: {job.reason} (see {out / job.name}.log)", file=sys.stderr)
+    return 1 if failed else 0
+
+
 # -- commands that take a run directory ----------------------------------------------------------------------------------
 
 RunDirectory = Annotated[Path, tyro.conf.Positional]
@@ -460,6 +516,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "bench": bench,
     "plan": plan,
     "study": study,
+    "suite": suite,
     "recipes": recipes,
 }
 

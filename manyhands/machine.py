@@ -68,6 +68,12 @@ def free_memory(device: Any) -> int:
     return free
 
 
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def describe() -> dict[str, Any]:
     import torch
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from manyhands import checkpoint
 from manyhands import run as runs
+from manyhands.checkpoint import newest_step
 from manyhands.config import load_recipe
 from manyhands.run import Run
 from manyhands.studies.study import Desk, Finding, Points
@@ -26,7 +26,7 @@ def trained(desk: Desk, label: str, recipe: str, changes: Mapping[str, Any], ste
         run = runs.start(wanted, directory, quiet=True)
     else:
         run = Run.open(directory)
-        done = checkpoint.load_newest(run.checkpoints, desk.say, streams=False)[1]["step"]
+        done = newest_step(run.checkpoints)
         if done < steps:
             desk.say(f"{label}: going on from {done:,} steps")
             run = runs.resume(run, steps, quiet=True)
