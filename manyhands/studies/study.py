@@ -75,9 +75,14 @@ def draw(title: str, finding: Finding, out: Path) -> None:
             axes.plot(*zip(*points, strict=True), label=label, linewidth=1.4, markersize=4, **look)
     if finding.level is not None:
         axes.axhline(finding.level, color="black", linewidth=0.8, linestyle="--")
-    for axis in ("x", "y"):
-        if axis in finding.log:
-            getattr(axes, f"set_{axis}scale")("log")
+    for axis in finding.log:
+        getattr(axes, f"set_{axis}scale")("log")
+    measured = sorted({x for points in finding.series.values() for x, _ in points})
+    if "x" in finding.log and len(measured) <= 12:
+        axes.set_xticks(measured, [f"{x:,g}" for x in measured])
+        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+    if "y" not in finding.log and all(y >= 0 for points in finding.series.values() for _, y in points):
+        axes.set_ylim(bottom=0)
     axes.set_xlabel(finding.x)
     axes.set_ylabel(finding.y)
     axes.set_title("\n".join(textwrap.wrap(title, 90)), fontsize=10)
