@@ -52,7 +52,7 @@ def serial_or_workers(desk: Desk) -> Finding:
     variants: dict[str, Variant] = {"serial": ("snake-dqn", small)}
     for k in (2,) if desk.quick else (2, 4):
         variants[f"{k} workers"] = ("snake-downpour", {**small, "topology": {"learners": k}})
-    return curves(desk, variants, 12_000, 100_000, x="time_s")
+    return curves(desk, variants, 24_000, 100_000, x="time_s")
 
 
 def environments(desk: Desk) -> Finding:
