@@ -35,7 +35,7 @@ lint: $(VENV)/installed
 TEAMS := tests/learning tests/topologies
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadfile $(addprefix --ignore=,$(TEAMS))
+	$(BIN)/pytest -n 2 --dist worksteal $(addprefix --ignore=,$(TEAMS))
 	$(BIN)/pytest $(TEAMS)
 
 test-all: lint
