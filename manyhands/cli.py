@@ -30,8 +30,8 @@ def _recipe_and_options(command: str, arguments: list[str], options: dict[str, A
     from manyhands.config import load_recipe, override, recipe_names
 
     words, own = _take_options(arguments, options)
+    shown = ", ".join(f"--{name.replace('_', '-')}" for name in options)
     if not words or words[0].startswith("-"):
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         usage = (
             f"usage: {_program(command)} RECIPE [--section.key value ...]   (and: {shown})\n"
             f"recipes: {', '.join(recipe_names())}\n"
@@ -41,7 +41,7 @@ def _recipe_and_options(command: str, arguments: list[str], options: dict[str, A
             print(usage)
             sys.exit(0)
         raise UsageError(usage.splitlines()[0])
-    return override(load_recipe(words[0]), words[1:], f"{_program(command)} {words[0]}"), own
+    return override(load_recipe(words[0]), words[1:], f"{_program(command)} {words[0]}", shown), own
 
 
 def _take_options(arguments: list[str], options: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:

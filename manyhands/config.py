@@ -476,16 +476,16 @@ def flags_of(recipe: Recipe) -> dict[str, Any]:
     return flags
 
 
-def override(recipe: Recipe, arguments: list[str], program: str) -> Recipe:
-    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo."""
+def override(recipe: Recipe, arguments: list[str], program: str, beside: str = "") -> Recipe:
+    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo. beside: the
+    command's own options, for --help."""
     arguments = normalised(arguments)
     recipe, arguments = _with_kinds(_with_env_kind(recipe, arguments), arguments)
     flags = flags_of(recipe)
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags)
         arguments = _checked_numbers(arguments, flags)
-    own = "--run-dir DIR, --dry-run, --quiet, --json; bench: --seconds S, --picture PNG."
-    about = f"Every key of the recipe is an option. Beside them: {own}"
+    about = "Every key of the recipe is an option." + (f" Beside them: {beside}" if beside else "")
     return parse(Recipe, arguments, program, default=recipe, description=about)
 
 
