@@ -79,7 +79,13 @@ def open_run(
 
 
 def resume(
-    run: Run | str | Path, *, total_steps: int | None = None, quiet: bool = False, device: str | None = None, **custom: Any
+    run: Run | str | Path,
+    *,
+    total_steps: int | None = None,
+    quiet: bool = False,
+    device: str | None = None,
+    limit_minutes: float | None = None,
+    **custom: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint."""
-    return runs.resume(run if isinstance(run, Run) else open_run(run, **custom), total_steps, quiet, device)
+    return runs.resume(run if isinstance(run, Run) else open_run(run, **custom), total_steps, quiet, device, limit_minutes)

@@ -155,6 +155,15 @@ def newest_step(folder: Path) -> int:
     return int(found[-1].name.removeprefix("step-")) if found else -1
 
 
+def newest_is_finished(folder: Path) -> bool:
+    """Whether the newest checkpoint is that of a run's end."""
+    found = _all(folder)
+    try:
+        return bool(found) and json.loads((found[-1] / MANIFEST).read_text()).get("finished", False)
+    except (OSError, ValueError):
+        return False
+
+
 def check_same(mine: dict[str, Any], theirs: dict[str, Any], where: Path) -> None:
     """A UsageError that names what differs between who loads and what was saved."""
     differing = [f"{key} is {theirs.get(key)!r} there, {mine[key]!r} here" for key in mine if mine[key] != theirs.get(key)]

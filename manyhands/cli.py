@@ -239,7 +239,7 @@ def suite(arguments: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     share = max(machine.cores() // own["parallel"], 1)
     jobs = [suites.Job(game, seed, out / f"{game}-{seed}") for game in games for seed in range(own["seeds"])]
-    given = suites.Plan(words[0], tuple(words[1:]), own["protocol"], own["episodes"], recipe.total_steps, share, own["parallel"])
+    given = suites.Plan(words[0], tuple(words[1:]), own["protocol"], own["episodes"], share, own["parallel"])
     console = Console(stderr=True)
     live = console.is_terminal and not own["json"]
     queue = suites.Suite(jobs, given, (lambda line: None) if live else lambda line: print(line, file=sys.stderr))
@@ -280,6 +280,8 @@ class ResumeOptions:
     """A run directory."""
     total_steps: int | None = None
     """Go on to this many steps instead of the recipe's."""
+    limit_minutes: float | None = None
+    """Go on for this many minutes of training in all instead of the recipe's; 0: no limit."""
     device: str | None = None
     """Another device than the recipe's."""
     quiet: bool = False
@@ -387,7 +389,8 @@ def resume(arguments: list[str]) -> int:
     from manyhands import run as runs
 
     options = _options(ResumeOptions, "resume", arguments, resume.__doc__ or "")
-    return _finished(runs.resume(runs.Run.open(options.run), options.total_steps, options.quiet, options.device), options.quiet)
+    run = runs.Run.open(options.run)
+    return _finished(runs.resume(run, options.total_steps, options.quiet, options.device, options.limit_minutes), options.quiet)
 
 
 def evaluate(arguments: list[str]) -> int:

@@ -198,6 +198,9 @@ class Recipe:
     """The same seed gives the same run."""
     total_steps: int = 1_000_000
     """Decisions of all simulators together."""
+    limit_minutes: float = 0.0
+    """Finish after so many minutes of training if total_steps are not taken by then, resumed ones counted; 0: no limit. Where
+    that is depends on the machine."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: cuda if there is one."""
     threads: int = 0
@@ -223,6 +226,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.total_steps < 1:
             raise UsageError(f"total_steps = {self.total_steps}: must be at least 1")
+        if self.limit_minutes < 0:
+            raise UsageError(f"limit_minutes = {self.limit_minutes:g}: must not be negative")
         self._check_topology()
         if isinstance(self.memory, ReplayConfig):
             self._check_replay(self.memory)

@@ -125,15 +125,26 @@ def _refuse(directory: Path, reason: str) -> None:
     raise UsageError(f"cannot use {directory} as a run directory: {reason}")
 
 
-def resume(run: Run, total_steps: int | None = None, quiet: bool = False, device: str | None = None) -> Run:
+def resume(
+    run: Run,
+    total_steps: int | None = None,
+    quiet: bool = False,
+    device: str | None = None,
+    limit_minutes: float | None = None,
+) -> Run:
     """Continue a run from its newest good checkpoint."""
-    recipe = run.recipe if total_steps is None else replace(run.recipe, total_steps=total_steps)
-    recipe = recipe if device is None else replace(recipe, device=device)
+    changes = {"total_steps": total_steps, "device": device, "limit_minutes": limit_minutes}
+    recipe = replace(run.recipe, **{key: value for key, value in changes.items() if value is not None})  # type: ignore[arg-type]
     _check_reporting(recipe)
     state, manifest = checkpoint.load_newest(run.checkpoints, Display(recipe.total_steps, quiet=True).warn)
     if manifest["step"] >= recipe.total_steps:
         raise UsageError(
             f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
+        )
+    if 0 < recipe.limit_minutes * 60 <= state["session"]["seconds"]:
+        minutes = f"{recipe.limit_minutes:g} minutes"
+        raise UsageError(
+            f"{run.directory} is finished (it was given {minutes}): give a larger --limit-minutes, or 0 for no limit"
         )
     _check_refill(recipe, state["team"], manifest["step"])
     spec, model = build.check(recipe, run.custom)
@@ -234,10 +245,10 @@ class _Session:
             self._writer.write_ledger(self._team.take_ledger())
             self._writer.close()
         steps = self._team.clock.steps
-        return replace(self._run, interrupted=stop.asked and steps < self._recipe.total_steps, steps=steps)
+        return replace(self._run, interrupted=stop.asked and not self._over(steps), steps=steps)
 
     def _loop(self, stop: Stop) -> None:
-        team, total = self._team, self._recipe.total_steps
+        team = self._team
         every = self._recipe.checkpoint.every_steps
         if self._resumed:
             self._saved_at = team.clock.steps
@@ -249,18 +260,20 @@ class _Session:
                 if (judgement := team.take_judgement()) is not None:
                     self._note(judgement)
                 step = team.clock.steps
-                last = step >= total or stop.asked
+                over = self._over(step)
+                last = over or stop.asked
                 due = step // every > max(self._saved_at, 0) // every and time.monotonic() >= self._try_again_at
                 if last or due:
                     for late in team.settle():
                         self._count(late.episodes)
                     step = team.clock.steps
-                    last = last or step >= total
-                if step >= total and team.judges and self._save():  # the last games take a while
+                    over = over or self._over(step)
+                    last = last or over
+                if over and team.judges and self._save():  # the last games take a while
                     for judgement in team.judge_the_end():
                         self._note(judgement)
                 self._writer.write_ledger(team.take_ledger())
-                if step >= total or self._report_is_due(step):
+                if over or self._report_is_due(step):
                     self._report(step)
                 self._display.advance(step, self._mean())
                 if (last or due) and not self._save() and last:
@@ -271,6 +284,14 @@ class _Session:
             give_up_at(float("inf"))
             if self._saved_at != team.clock.steps:
                 self._save(hurried=True)
+
+    def _over(self, step: int) -> bool:
+        limit = self._recipe.limit_minutes * 60
+        return step >= self._recipe.total_steps or 0 < limit <= self._seconds()
+
+    def _seconds(self) -> float:
+        """Of training, before and after every resume."""
+        return self._seconds_before + time.monotonic() - self._begin
 
     def _note(self, judgement: dict[str, Any]) -> None:
         """The judge's findings; the best parameters it played with are kept."""
@@ -308,7 +329,7 @@ class _Session:
         return sum(self._window) / len(self._window) if self._window else None
 
     def _report(self, step: int) -> None:
-        now = self._seconds_before + time.monotonic() - self._begin
+        now = self._seconds()
         last_step, last_time = self._reported
         row = {
             "step": step,
@@ -334,7 +355,7 @@ class _Session:
         mean = self._mean()
         judged = self._recipe.evaluation.every_updates > 0  # then the judge says which is the best
         best = not judged and mean is not None and (self._best is None or mean > self._best)
-        if judged and self._best_judged is None and self._team.clock.steps >= self._recipe.total_steps:
+        if judged and self._best_judged is None and self._over(self._team.clock.steps):
             best = True  # it ended before the judge did: the last is the best we know
         team_state = self._team.state(hurried)
         self._writer.write_ledger(self._team.take_ledger())  # up to what is being saved
@@ -343,6 +364,7 @@ class _Session:
         about = {
             "identity": self._identity,
             "return_mean": mean,
+            "finished": self._over(self._team.clock.steps),
             "environments": "continue mid-episode" if continues else "start new episodes",
             **_about_replay(team_state),
         }
@@ -365,7 +387,7 @@ class _Session:
             "lengths": list(self._lengths),
             "episodes": self._episodes,
             "best": best,
-            "seconds": self._seconds_before + time.monotonic() - self._begin,
+            "seconds": self._seconds(),
             "reported": list(self._reported),
         }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands import machine
-from manyhands.checkpoint import newest_step
+from manyhands.checkpoint import newest_is_finished, newest_step
 from manyhands.metrics import read_metrics
 from manyhands.scores import published
 from manyhands.table import evaluations
@@ -69,7 +69,6 @@ class Plan:
     options: tuple[str, ...]  # of training, as on the command line
     protocol: str
     episodes: int  # 0: the protocol's
-    total_steps: int
     share: int
     parallel: int
 
@@ -86,7 +85,7 @@ class Plan:
         return ["eval", str(job.directory), "--protocol", self.protocol, *number, "--json"]
 
     def trained(self, job: Job) -> bool:
-        return newest_step(job.directory / "checkpoints") >= self.total_steps
+        return newest_is_finished(job.directory / "checkpoints")
 
 
 class Suite:

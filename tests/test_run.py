@@ -387,3 +387,13 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     after = run.metrics()[-1]
     # The first 500 steps pay for nothing, each later one for 4 of a batch's 16 samples.
     assert after["updates"] - before["updates"] == (after["step"] - before["step"] - 500) * 4 // 16
+
+
+def test_a_limit_in_minutes_ends_a_run_for_good(tmp_path):
+    run = train(tmp_path / "run", total_steps=10_000_000, limit_minutes=0.02)
+    last = run.metrics()[-1]
+    assert not run.interrupted and last["step"] == run.steps < 10_000_000 and last["time_s"] >= 1.2
+    with pytest.raises(mh.UsageError, match=r"given 0\.02 minutes"):
+        mh.resume(run, quiet=True)
+    longer = mh.resume(run, limit_minutes=0.03, quiet=True)
+    assert longer.steps > run.steps and longer.metrics()[-1]["time_s"] >= 1.8

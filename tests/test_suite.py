@@ -29,12 +29,14 @@ def test_lists_of_games():
 
 
 def test_a_run_is_begun_or_gone_on_with(tmp_path):
-    plan = suites.Plan("pong-ppo", ("--device", "cpu"), "null-op", 3, 100, share=1, parallel=2)
+    plan = suites.Plan("pong-ppo", ("--device", "cpu"), "null-op", 3, share=1, parallel=2)
     job = suites.Job("Pong", 7, tmp_path / "Pong-7")
     assert plan.training(job)[:2] == ["train", "pong-ppo"] and plan.training(job)[-5:-3] == ["--seed", "7"]
     (job.directory / "checkpoints" / "step-000000000050").mkdir(parents=True)
     assert plan.training(job)[:2] == ["resume", str(job.directory)] and not plan.trained(job)
-    (job.directory / "checkpoints" / "step-000000000100").mkdir()
+    last = job.directory / "checkpoints" / "step-000000000100"
+    last.mkdir()
+    (last / "manifest.json").write_text('{"finished": true}')
     assert plan.trained(job)
     assert plan.evaluation(job) == ["eval", str(job.directory), "--protocol", "null-op", "--episodes", "3", "--json"]
 
