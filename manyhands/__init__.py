@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from manyhands import machine
+
 if TYPE_CHECKING:
     from manyhands.api import open_run, resume, train
     from manyhands.config import Recipe, load_recipe
     from manyhands.run import Run
     from manyhands.types import EnvSpec, Loss, PolicyBatch, Rollout, RunError, UsageError
 
-# Torch's idle CPU threads spin for milliseconds by default; on cores that are shared, everybody then waits for everybody.
-# Two Snake trainings side by side on two cores: 165 steps/s each with libgomp's 300 000 spins, 970 with 20 000, 2 300 with
-# 1 000 – which is slower alone (4 000 instead of 5 700). Read once, when torch is first imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+# How long torch's idle CPU threads spin before they sleep. Alone on the machine: long (DQN on Pong is
+# 1.15 times as fast as with 20 000 spins, Snake 1.1 to 1.2 times). On cores that are shared everybody would then wait for
+# everybody: two Snake trainings side by side on two cores had 160 to 2 100 steps/s each with 300 000 spins, 1 000 with 20 000,
+# 2 400 with 1 000. Read once, when torch is first imported.
+os.environ.setdefault("GOMP_SPINCOUNT", "100000" if machine.is_ours() else "1000")
 
 __version__ = "0.1.0"
 

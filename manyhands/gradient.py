@@ -22,13 +22,13 @@ class Gradient:
 
     def __call__(self, batch: Any, progress: float | Tensor, known: list[Tensor]) -> Loss:
         """known: what the convolutions gave when this batch was acted on, or nothing."""
-        self._model.gradient.zero_()
         net: Any = self._model.net
         if known:
             net = partial(net, known=known)  # acting has done the convolutions: a tenth of A2C's time on a CPU
         target = self._target.net if self._target else None
-        loss = self._algorithm.loss(net, target, batch, progress)
-        loss.value.backward()
+        with self._model.new_gradient():
+            loss = self._algorithm.loss(net, target, batch, progress)
+            loss.value.backward()
         return loss
 
 

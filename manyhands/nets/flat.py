@@ -7,10 +7,14 @@ channels-last order, the layout that the convolutions compute in.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from manyhands.nets.wide import Wide
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,22 @@ class Model:
             slices[name] = slice(start, start + parameter.numel())
             start += parameter.numel()
         return slices
+
+    @contextmanager
+    def new_gradient(self) -> Iterator[None]:
+        """What is accumulated within it replaces the gradient."""
+        wide = {} if self.gradient.is_cuda else {layer.weight: layer for layer in self.net.modules() if isinstance(layer, Wide)}
+        for layer in wide.values():
+            layer.renew = True
+        if not wide:
+            self.gradient.zero_()
+        else:
+            torch._foreach_zero_([p.grad for p in self.net.parameters() if p.grad is not None and p not in wide])
+        yield
+        for weight, layer in wide.items():
+            if layer.renew and weight.grad is not None:  # nothing came that far
+                weight.grad.zero_()
+                layer.renew = False
 
     def replica(self) -> Model:
         """The same network on a vector of its own, for acting or as a target; it never needs gradients."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyhands.nets.wide import Wide
 from manyhands.types import EnvSpec, UsageError
 
 
@@ -77,7 +78,7 @@ class ConvTorso(nn.Module):
             except RuntimeError as error:
                 size = "×".join(map(str, spec.frame[1:]))
                 raise UsageError(f"the network is too deep for {size} images of {spec.id}: choose a smaller torso") from error
-        self.hidden = nn.Linear(math.prod(shape[1:]), features)
+        self.hidden = Wide(math.prod(shape[1:]), features)
 
     def forward(self, x: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Tensor:
         """Appends what each convolution gave to results; takes it from known instead of computing it, and then computes

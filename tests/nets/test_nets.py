@@ -4,6 +4,7 @@ import torch
 from manyhands.nets.flat import flatten
 from manyhands.nets.heads import Network, PolicyValue, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import TORSOS, make_torso
+from manyhands.nets.wide import Wide
 from manyhands.types import EnvSpec, UsageError
 
 ATARI = EnvSpec("atari", (1, 84, 84), "uint8", 4, 6)
@@ -125,3 +126,29 @@ def test_ba3c_has_the_published_size():
         assert sum(p.numel() for p in net.parameters()) == published
     obs = torch.randint(0, 255, (3, 12, 84, 84), dtype=torch.uint8)
     assert net(obs)[0].shape == (3, 6)
+
+
+@pytest.mark.parametrize("samples", [1, 8, 100])
+def test_a_wide_layer_is_a_linear_one(samples):
+    wide = Wide(20, 7)
+    plain = torch.nn.Linear(20, 7)
+    plain.load_state_dict(wide.state_dict())
+    x, other = torch.randn(samples, 20, requires_grad=True), torch.randn(samples, 20)
+    found = []
+    for layer in (wide, plain):
+        model = flatten(layer)
+        model.gradient.fill_(9.0)  # of an earlier update
+        x.grad = None
+        with model.new_gradient():
+            (layer(x).square().sum() + layer(other).sum()).backward()  # two uses are added
+        found.append((layer(x).detach(), x.grad.clone(), model.gradient.clone()))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_gradient_that_does_not_reach_a_layer_is_zero():
+    layer = Wide(3, 2)
+    model = flatten(layer)
+    model.gradient.fill_(9.0)
+    with model.new_gradient():
+        layer.bias.sum().backward()
+    assert model.gradient.tolist() == [0.0] * 6 + [1.0, 1.0]
