@@ -24,7 +24,7 @@ from manyhands.hosts.door import new_name
 from manyhands.hosts.process import ProcessHost
 from manyhands.keeper import Keeper
 from manyhands.nets.flat import Model
-from manyhands.plan.measure import Pusher
+from manyhands.plan.meetings import Pusher
 from manyhands.stores.rules import AdaGrad, Adam, RMSProp
 from manyhands.stores.servers import ServersConfig
 from manyhands.studies.rates import gradient_s

@@ -33,7 +33,7 @@ class Options:
     json: bool = False
     """Print one JSON object."""
     recipes: tuple[str, ...] = ("cartpole-ppo-sync", "snake-downpour", "ba3c-snake")
-    """PPO, DQN with servers, BA3C with gather."""
+    """PPO, DQN with servers, BA3C with gather. On Ray, PPO's gradients are gathered by a server too."""
     hosts: tuple[Literal["process", "ray"], ...] = ("process", "ray")
     """Where the learners run."""
     learners: tuple[int, ...] = (1, 2, 4)
@@ -72,6 +72,8 @@ def trained(recipe: Recipe, seconds: float) -> tuple[float, float]:
 
 def compare(name: str, host: str, options: Options) -> list[dict[str, Any]]:
     recipe, rows = load_recipe(name), []
+    if host == "ray" and not isinstance(recipe.store, ServersConfig):  # all-reduce is one machine's; servers that wait for all
+        recipe = replace(recipe, store=ServersConfig(gather=recipe.topology.learners))
     machines = Machines(machine.cores())
     threads = {1} if host == "ray" else {machines.threads(n) for n in options.learners}
     pairs: dict[int, list[tuple[float, float, float, float]]] = {n: [] for n in options.learners}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import asdict, dataclass
@@ -10,17 +11,19 @@ from typing import Any, Literal
 
 from manyhands.types import UsageError
 
+Curve = tuple[tuple[float, float], ...]  # learners for each core, seconds
 StoreKind = Literal["local", "allreduce", "shared", "asynchronous", "synchronous"]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one learner, with so many threads of its own and nobody beside it."""
+    """Seconds of one learner that may use so many cores, the others being used by learners like it."""
 
     threads: int
     rollout_s: float  # simulating and acting, for all slots of a rollout
     gradient_s: float  # T: from a batch to its gradient
     spread: float = 0.0  # standard deviation over mean, of whole rollouts with their updates
+    busy: float = 1.0  # cores that it keeps busy on average
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Measured:
     costs: tuple[Costs, ...]
     update_s: float  # τ: the whole vector, on one core
     copy_s: float  # the whole vector once, from one process to another
-    call_s: float  # asking a server and being answered, beside what is moved
+    calls: Curve  # asking a server and being answered, beside what is moved
+    reductions: Curve  # adding up everybody's gradients and applying them
     bytes_per_learner: int
     cores: int
     cpu: str
@@ -42,6 +46,12 @@ class Measured:
     def at(self, threads: int) -> Costs:
         """With that many threads, or the nearest number that was measured."""
         return min(self.costs, key=lambda c: abs(math.log(c.threads / threads)))
+
+    def call_s(self, crowd: float) -> float:
+        return _on(self.calls, crowd)
+
+    def reduction_s(self, crowd: float) -> float:
+        return _on(self.reductions, crowd) if self.reductions else 2 * self.copy_s + self.update_s
 
     @property
     def vector_bytes(self) -> int:
@@ -54,11 +64,20 @@ class Measured:
     def load(cls, path: Path) -> Measured:
         try:
             tree = json.loads(path.read_text())
-            return cls(**{**tree, "costs": tuple(Costs(**c) for c in tree["costs"])})
+            curves = {name: tuple(map(tuple, tree[name])) for name in ("calls", "reductions")}
+            return cls(**{**tree, **curves, "costs": tuple(Costs(**c) for c in tree["costs"])})
         except OSError as error:
             raise UsageError(f"--measured {path}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError):
             raise UsageError(f"--measured {path}: not what `manyhands plan --save` writes") from None
+
+
+def _on(curve: Curve, crowd: float) -> float:
+    """Between the points that were measured, and beyond the last as it rose before; nothing where nothing was measured."""
+    if len(curve) < 2 or crowd <= curve[0][0]:
+        return curve[0][1] if curve else 0.0
+    (x0, y0), (x1, y1) = next((pair for pair in itertools.pairwise(curve) if crowd <= pair[1][0]), curve[-2:])
+    return max(y0 + (y1 - y0) * (crowd - x0) / (x1 - x0), 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,6 +103,10 @@ class Machines:
     def threads(self, learners: int) -> int:
         return max(self.cores // min(self.learners_each or learners, learners), 1)
 
+    def crowd(self, learners: int) -> float:
+        """Learners for each core."""
+        return min(self.learners_each or learners, learners) / self.cores
+
     @property
     def one(self) -> bool:
         return not self.learners_each
@@ -96,10 +119,13 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     together = min(machines.learners_each or n, n)  # on one machine
     cpu_s = costs.rollout_s / measured.updates_per_rollout + costs.gradient_s
     moved = 2 * measured.copy_s if topology.store in ("asynchronous", "synchronous", "shared") else 0.0
-    crowded = max(together * costs.threads / machines.cores, 1.0)
-    alone_s = (cpu_s + moved) * crowded + measured.call_s + 2 * machines.latency_s
-    own_update = measured.update_s if topology.store in ("local", "allreduce", "shared") else 0.0
-    limits = {"learners": n / (alone_s + own_update * crowded)}
+    crowded, crowd = max(together * costs.busy / machines.cores, 1.0), machines.crowd(n)
+    alone_s = (cpu_s + moved) * crowded + 2 * machines.latency_s
+    if topology.store in ("asynchronous", "synchronous"):
+        alone_s += measured.call_s(crowd) * (2 if topology.store == "synchronous" else 1)
+    own_update = measured.update_s * crowded if topology.store in ("local", "shared") else 0.0
+    own_update = measured.reduction_s(crowd) if topology.store == "allreduce" else own_update
+    limits = {"learners": n / (alone_s + own_update)}
     if topology.store == "asynchronous":
         limits["servers"] = topology.shards / (measured.update_s + measured.copy_s)
     if topology.store == "synchronous":

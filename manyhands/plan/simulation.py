@@ -25,6 +25,7 @@ class Play:
         n, number = topology.learners, machines.number(topology.learners)
         self.cores = [Shared(self.simulation, machines.cores) for _ in range(number)]
         self._costs: Costs = measured.at(machines.threads(n))
+        self._crowd = machines.crowd(n)
         central = topology.store in ("asynchronous", "synchronous")
         served_on = self.cores[:1] if machines.one else [Shared(self.simulation, machines.cores) for _ in range(topology.shards)]
         self.queues = [Queue(served_on[i % len(served_on)]) for i in range(topology.shards)]
@@ -34,7 +35,6 @@ class Play:
         self.version = 0  # updates
         self._base: dict[int, int] = {}  # the version that each learner computes from
         self.gradients = 0  # applied or not
-        self.rollouts = 0
         self.late = 0
         self.staleness: Counter[int] = Counter()
         self._arrived: list[int] = []
@@ -48,9 +48,9 @@ class Play:
         """Around 1: some rollouts take longer than others."""
         return float(np.exp(self._random.normal(-(self._spread**2) / 2, self._spread))) if self._spread else 1.0
 
-    def _compute(self, learner: int, seconds: float, threads: int | None = None) -> Request:
+    def _compute(self, learner: int, seconds: float, busy: float | None = None) -> Request:
         cores = self.cores[learner // (self.machines.learners_each or self.topology.learners)]
-        work = cores.use(seconds, threads or self._costs.threads)
+        work = cores.use(seconds, busy or self._costs.busy)
 
         def request(then: Then) -> None:
             begin = self.simulation.now
@@ -81,7 +81,6 @@ class Play:
         while True:
             slower = self._jitter()
             yield self._compute(learner, self._costs.rollout_s * slower)
-            self.rollouts += 1
             owed += measured.updates_per_rollout
             while owed >= 1:
                 owed -= 1
@@ -103,10 +102,9 @@ class Play:
             self._arrived = []
             self.version += 1
             self._barrier.open()
-        yield self._compute(learner, 2 * self.measured.copy_s, 1)  # reduce and broadcast
+        yield self.simulation.sleep(self.measured.reduction_s(self._crowd))
         if not self.machines.one:
             yield self.simulation.sleep(2 * self.measured.vector_bytes / self.machines.bytes_per_s + 2 * self.machines.latency_s)
-        yield self._compute(learner, self.measured.update_s, 1)
 
     def _shared(self, learner: int) -> Iterator[Request]:
         """Chunk after chunk under its lock, by the learner itself."""
@@ -123,7 +121,8 @@ class Play:
     def _asynchronous(self, learner: int) -> Iterator[Request]:
         measured, shards = self.measured, self.topology.shards
         copied = 2 * measured.copy_s
-        yield self._compute(learner, copied * (1 - SERVERS_COPY) + measured.call_s, 1)
+        yield self._compute(learner, copied * (1 - SERVERS_COPY), 1)
+        yield self.simulation.sleep(measured.call_s(self._crowd))
         yield from self._move(learner)
         seconds = (measured.update_s + copied * SERVERS_COPY) / shards
         yield all_of(queue.serve(seconds, None if i else lambda: self._apply(learner)) for i, queue in enumerate(self.queues))
@@ -132,7 +131,8 @@ class Play:
     def _synchronous(self, learner: int) -> Iterator[Request]:
         measured, shards = self.measured, self.topology.shards
         version = self._base[learner]
-        yield self._compute(learner, measured.copy_s + measured.call_s, 1)
+        yield self._compute(learner, measured.copy_s, 1)
+        yield self.simulation.sleep(measured.call_s(self._crowd))
         yield from self._move(learner)
         yield all_of(queue.serve(measured.copy_s * 0.5 / shards) for queue in self.queues)  # a copy is held until it is used
         if version < self.version:
@@ -151,7 +151,8 @@ class Play:
         yield all_of(queue.serve(2 * measured.copy_s * SERVERS_COPY / shards) for queue in self.queues)
         self._base[learner] = self.version
         yield from self._move(learner)
-        yield self._compute(learner, measured.copy_s + measured.call_s, 1)
+        yield self.simulation.sleep(measured.call_s(self._crowd))
+        yield self._compute(learner, measured.copy_s, 1)
 
     # -- the whole -----------------------------------------------------------------------------------------------------------
 
@@ -159,16 +160,18 @@ class Play:
         n = self.topology.learners
         for learner in range(n):
             self.simulation.start(self._learner(learner))
-        wanted = max(min(EACH * n, MOST), 4 * n, LEAST)
+        a_rollout = math.ceil(self.measured.updates_per_rollout) * n  # gradients: the clock must not stop within the first few
+        wanted = max(min(EACH * n, MOST), 4 * n, LEAST, min(10 * a_rollout, 5 * MOST), 2 * a_rollout)
         self.simulation.run(lambda: self.gradients >= WARM * wanted)
-        before = (self.simulation.now, self.version, self.rollouts, self._busy())
+        before = (self.simulation.now, self.version, self.gradients, self._busy())
         self.staleness.clear()
         self.simulation.run(lambda: self.gradients >= (1 + WARM) * wanted)
         seconds = self.simulation.now - before[0]
         busy = {name: (after - before[3][name]) / seconds for name, after in self._busy().items()}
         total = sum(self.staleness.values())
+        steps_each = self.measured.steps_per_rollout / self.measured.updates_per_rollout
         return {
-            "steps_per_s": (self.rollouts - before[2]) * self.measured.steps_per_rollout / seconds,
+            "steps_per_s": (self.gradients - before[2]) * steps_each / seconds,
             "updates_per_s": (self.version - before[1]) / seconds,
             "staleness": {k: round(v / max(total, 1), 4) for k, v in sorted(self.staleness.items())},
             "late": self.late / max(self.gradients, 1),

@@ -13,7 +13,8 @@ from manyhands.bench import bench, team_rate
 from manyhands.build import Custom
 from manyhands.config import Recipe, load_recipe
 from manyhands.nets.flat import flatten
-from manyhands.plan.measure import measure, served
+from manyhands.plan.measure import measure
+from manyhands.plan.meetings import served
 from manyhands.plan.model import Machines
 from manyhands.plan.show import plan
 from manyhands.studies.study import Desk, Finding, Points
@@ -36,7 +37,7 @@ def gradient_s(size: int, times: int = 5) -> float:
 def timing(desk: Desk) -> Finding:
     """Moving the model, computing a gradient, applying it."""
     sizes = (100_000, 400_000, 1_687_719) if desk.quick else (100_000, 400_000, 1_687_719, 5_000_000, 15_000_000, 30_000_000)
-    told = served(load_recipe("snake-downpour"), sizes)
+    told = [served(load_recipe("snake-downpour"), size) for size in sizes]
     series: dict[str, Points] = {"comms": [], "gradient (batch of 32)": [], "latency (the server's update)": []}
     for size, row in zip(sizes, told, strict=True):
         series["comms"].append([size, row["comms_ms"]])

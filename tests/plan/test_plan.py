@@ -16,7 +16,7 @@ from manyhands.plan.simulation import simulate
 from manyhands.types import UsageError
 
 # One step a rollout, one update a rollout, T = 100 ms with the rollout, τ = 10 ms; nothing is moved, nothing is random.
-EXACT = Measured("snake-downpour", 1000, 1.0, 1.0, (Costs(1, 0.04, 0.06),), 0.01, 0.0, 0.0, 2**20, 2, "a CPU")
+EXACT = Measured("snake-downpour", 1000, 1.0, 1.0, (Costs(1, 0.04, 0.06),), 0.01, 0.0, (), (), 2**20, 2, "a CPU")
 FAR = Machines(cores=1, learners_each=1)  # a machine each, a network without limits
 
 
