@@ -271,7 +271,7 @@ def suite(arguments: list[str]) -> int:
 # -- commands that take a run directory ----------------------------------------------------------------------------------
 
 RunDirectory = Annotated[Path, tyro.conf.Positional]
-ProtocolName = Literal["null-op", "sticky", "ba3c", "accelerated", "plain"]
+ProtocolName = Literal["null-op", "human-starts", "sticky", "ba3c", "accelerated", "plain"]
 
 
 @dataclass(frozen=True)
@@ -289,11 +289,27 @@ class ResumeOptions:
 
 
 @dataclass(frozen=True)
+class StartsOptions:
+    game: Annotated[str, tyro.conf.Positional]
+    """Pong, or ALE/Pong-v5."""
+    run: Path | None = None
+    """A run directory: its agent plays. Without it you do, in a window, until you close it."""
+    number: int = 100
+    """How many."""
+    out: Path | None = None
+    """Where they go; starts/GAME.json if not given."""
+    seed: int = 0
+    """Of the games, and of where they are left."""
+
+
+@dataclass(frozen=True)
 class EvalOptions:
     run: RunDirectory
     """A run directory."""
     protocol: ProtocolName | None = None
-    """null-op (Atari's default), sticky, ba3c, accelerated, or plain: the recipe's own environment."""
+    """null-op (Atari's default), human-starts, sticky, ba3c, accelerated, or plain: the recipe's own environment."""
+    starts: Path | None = None
+    """Of human-starts: what record-starts wrote; starts/GAME.json if not given."""
     episodes: int | None = None
     """Whole episodes to play; the protocol's number if not given."""
     actions: Literal["sampled", "greedy"] | None = None
@@ -346,7 +362,7 @@ class PlotOptions:
 class TableOptions:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run directories with evaluations; runs of one game are its seeds."""
-    protocol: Literal["null-op", "sticky", "ba3c", "accelerated"] = "null-op"
+    protocol: Literal["null-op", "human-starts", "sticky", "ba3c", "accelerated"] = "null-op"
     """Which evaluations."""
     out: Path | None = None
     """Also draw it into this .png, .svg or .pdf."""
@@ -409,6 +425,7 @@ def evaluate(arguments: list[str]) -> int:
             seed=o.seed,
             checkpoint=o.checkpoint,
             warn=_warn,
+            starts=o.starts,
         )
     )
     print(json.dumps(dataclasses.asdict(result)) if o.json else _show_evaluation(result))
@@ -418,10 +435,11 @@ def evaluate(arguments: list[str]) -> int:
 def _show_evaluation(result: Any) -> str:
     capped = f", {result.truncated} stopped by the limit" if result.truncated else ""
     step = f", step {result.checkpoint_step:,}" if result.actions != "random" else ""
+    begun = f"\nfrom {result.starts}" if result.starts else ""
     return (
         f"{result.mean:.2f} ± {result.standard_deviation:.2f} over {result.episodes} episodes "
         f"(min {result.minimum:g}, max {result.maximum:g}; {result.protocol}, {result.actions}"
-        f"{step}{capped}; {result.seconds:.0f} s)"
+        f"{step}{capped}; {result.seconds:.0f} s){begun}"
     )
 
 
@@ -432,6 +450,29 @@ def random_player(arguments: list[str]) -> int:
     o = _options(RandomOptions, "random", arguments, random_player.__doc__ or "")
     result = evaluate_random(o.game, o.protocol, o.episodes, o.seed)
     print(json.dumps(dataclasses.asdict(result)) if o.json else _show_evaluation(result))
+    return 0
+
+
+def record_starts(arguments: list[str]) -> int:
+    """Record start states of an Atari game, from a trained agent or from you, for the human-starts protocol."""
+    from manyhands.envs.atari import AtariEnv
+    from manyhands.envs.starts import default_path
+    from manyhands.record import by_agent, by_person
+    from manyhands.run import Run
+
+    o = _options(StartsOptions, "record-starts", arguments, record_starts.__doc__ or "")
+    env = AtariEnv(id=o.game if "/" in o.game else f"ALE/{o.game}-v5").resolved()
+    env.check()
+    if o.number < 1:
+        raise UsageError(f"--number {o.number}: must be at least 1")
+    run = None if o.run is None else Run.open(o.run)
+    if run is not None and run.recipe.env.id != env.id:
+        raise UsageError(f"{o.run} plays {run.recipe.env.id}, not {env.id}")
+    say = lambda line: print(line, file=sys.stderr)  # noqa: E731
+    starts = by_person(env, o.number, o.seed, say) if run is None else by_agent(run, o.number, o.seed, say)
+    path = o.out or default_path(env.id)
+    starts.save(path)
+    print(f"{path}: {len(starts.states)} start states of {env.id} by {starts.by}; those of the papers' humans are not public")
     return 0
 
 
@@ -514,6 +555,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": evaluate,
     "play": play,
     "random": random_player,
+    "record-starts": record_starts,
     "table": table,
     "plot": plot,
     "bench": bench,
@@ -526,7 +568,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def _usage() -> str:
     lines = ["usage: manyhands COMMAND ...", ""]
-    lines += [f"  {name:<8} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
+    lines += [f"  {name:<13} {(command.__doc__ or '').splitlines()[0]}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "'manyhands COMMAND --help' explains each"])
 
 

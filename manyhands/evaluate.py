@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,10 +21,11 @@ from manyhands.config import to_dict
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv
+from manyhands.envs.starts import Starts, StartsGroup, default_path
 from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.nets.flat import Model
-from manyhands.protocols import PROTOCOLS, RandomPlayer, default_protocol, evaluation_env, random_env
+from manyhands.protocols import HUMAN, PROTOCOLS, RandomPlayer, default_protocol, evaluation_env, random_env
 from manyhands.types import Algorithm, EnvGroup, UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Evaluation:
     checkpoint_step: int
     seed: int
     seconds: float
+    starts: str = ""  # whose games are gone on with
 
 
 class Player:
@@ -171,8 +173,10 @@ def evaluate(
     seed: int = 1_000_000,
     checkpoint: str = "latest",
     warn: Callable[[str], None] = print,
+    starts: str | Path | None = None,
 ) -> Evaluation:
-    """Plays whole episodes and writes eval/*.json. What is not given is as the protocol has it.
+    """Plays whole episodes and writes eval/*.json. What is not given is as the protocol has it. starts: a file of start states,
+    for human-starts; starts/GAME.json if not given.
 
     Every simulator plays the same number of episodes: stopping at the first N that end would favour short ones.
     """
@@ -188,10 +192,20 @@ def evaluate(
     def player(group: EnvGroup) -> Player:
         return _player(run, group, state, manifest, actions, epsilon, seed)
 
-    def make(simulators: int) -> EnvGroup:
+    recorded = _starts(env, protocol, starts)
+    if recorded is not None:
+        episodes = min(episodes or chosen.episodes, len(recorded.states))
+
+    def make(simulators: int) -> Any:
+        if recorded is not None:
+            return StartsGroup(env, recorded, simulators)
         return make_group(env, simulators, find_device(run.recipe.device), run.custom.env)
 
     result = _play(make, player, protocol, episodes, actions, epsilon, manifest["step"], seed)
+    if recorded is not None:
+        result = replace(
+            result, starts=f"{len(recorded.states)} start states by {recorded.by}; those of the papers are not public"
+        )
     folder = run.directory / "eval"
     folder.mkdir(exist_ok=True)
     name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{result.episodes}-step{manifest['step']}-seed{seed}.json"
@@ -210,13 +224,23 @@ def evaluate_random(game: str, protocol: str = "null-op", episodes: int | None =
     return _play(make, lambda group: RandomPlayer(group, seed), protocol, episodes, "random", 1.0, 0, seed)
 
 
+def _starts(env: Any, protocol: str, path: str | Path | None) -> Starts | None:
+    if protocol != HUMAN:
+        if path is not None:
+            raise UsageError(f"--starts is for --protocol {HUMAN}")
+        return None
+    recorded = Starts.load(Path(path) if path is not None else default_path(env.id))
+    recorded.check(env)
+    return recorded
+
+
 def _check_episodes(episodes: int | None) -> None:
     if episodes is not None and episodes < 1:
         raise UsageError(f"--episodes {episodes}: must be at least 1")
 
 
 def _play(
-    make: Callable[[int], EnvGroup],
+    make: Callable[[int], Any],
     player_of: Callable[[EnvGroup], Any],
     protocol: str,
     episodes: int | None,

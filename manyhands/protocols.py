@@ -11,10 +11,11 @@ import torch
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv
+from manyhands.envs.starts import MOST_FRAMES
 from manyhands.maths import random
 from manyhands.types import EnvGroup, UsageError
 
-PLAIN = "plain"
+PLAIN, HUMAN = "plain", "human-starts"
 FRAMES_OF_RANDOM = 6  # a random player acts ten times a second
 
 
@@ -38,6 +39,13 @@ class Protocol:
 
 PROTOCOLS = {
     "null-op": Protocol("30 episodes, up to 30 no-ops first, 18 000 frames (DQN, Gorila, PAAC)", noop_max=30, max_frames=18_000),
+    HUMAN: Protocol(
+        "start states from recorded play, 108 000 frames from the recording's beginning, only the agent's points (Gorila)",
+        episodes=100,
+        noop_max=0,
+        max_frames=MOST_FRAMES,
+        simulators=16,
+    ),
     "sticky": Protocol(
         "30 episodes, sticky actions 0.25, no no-ops, 108 000 frames (Machado et al. 2018)",
         noop_max=0,
@@ -96,6 +104,10 @@ class RandomPlayer:
 
 def random_env(game: str, name: str) -> AtariEnv:
     """A game as the random player sees it: `Pong` or `ALE/Pong-v5`."""
+    if name == HUMAN:
+        raise UsageError(
+            f"a random player of {FRAMES_OF_RANDOM} frames an action cannot go on from a game recorded with another number"
+        )
     env = AtariEnv(id=game if "/" in game else f"ALE/{game}-v5", frame_skip=FRAMES_OF_RANDOM, stack=1).resolved()
     env.check()
     return evaluation_env(env, name)

@@ -159,6 +159,10 @@ class AtariGroup:
         self._ended = np.zeros(num_envs, bool)
         self._lives = np.zeros(num_envs, np.int64)
 
+    @property
+    def lives(self) -> np.ndarray:
+        return self._lives
+
     def reset(self, seeds: list[int]) -> Step:
         return self._restart({"seed": np.array(seeds)}, np.ones(self.num_envs, bool))
 
