@@ -3,7 +3,8 @@ starting the command, with everything that has to be imported, built and capture
 
     python benchmarks/time_to_score.py RECIPE --score 18 [--score 20] [--seeds 0 1 2] [--out folder] [--limit-s 590] [-- OPTIONS]
 
-Writes curve, times, steps and seed of each run to OUT/RECIPE-SEED.json; the run's folder is beside it.
+Writes curve, times, steps and seed of each run to OUT/RECIPE-SEED.json, and all curves that are there to OUT/RECIPE.png; the
+run's folder is beside them.
 """
 
 from __future__ import annotations
@@ -83,6 +84,27 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
     return result
 
 
+def draw(options: Options) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    name = Path(options.recipe).stem
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for path in sorted(options.out.glob(f"{name}-*.json")):
+        result = json.loads(path.read_text())
+        rows = [(seconds, mean) for _, seconds, mean in result["curve"] if mean is not None]
+        axes.plot(*zip(*rows, strict=True), label=f"seed {result['seed']}")
+    for score in options.score:
+        axes.axhline(score, color="tab:gray", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="seconds of training", ylabel="return, mean of the last 100 games", title=name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(options.out / f"{name}.png", dpi=110)
+
+
 def main() -> None:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
@@ -93,6 +115,7 @@ def main() -> None:
         evaluation = result.get("evaluation")
         about = f", evaluated {evaluation['mean']:.2f}" if isinstance(evaluation, dict) else ""
         print(f"{options.recipe}, seed {seed}: {result['reached'] or 'not reached'}{about}", flush=True)
+    draw(options)
 
 
 if __name__ == "__main__":

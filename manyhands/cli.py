@@ -142,7 +142,7 @@ def bench(arguments: list[str]) -> int:
 
 PLAN_OPTIONS: dict[str, Any] = {
     "learners": "1,2,4,8,16,32,64", "cores": 0, "learners_per_machine": 0, "gbit": 10.0, "latency_ms": 0.1, "steps": 5e7,
-    "measured": "", "save": "", "out": "", "json": False,
+    "measured": "", "save": "", "out": "", "recommend": False, "json": False,
 }  # fmt: skip
 
 
@@ -156,6 +156,12 @@ def plan(arguments: list[str]) -> int:
 
     recipe, own = _recipe_and_options("plan", arguments, PLAN_OPTIONS)
     recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
+    if own["recommend"]:
+        from manyhands.plan import recommend as tried
+
+        advice = tried.recommend(recipe, lambda line: print(line, file=sys.stderr))
+        print(json.dumps(advice) if own["json"] else tried.show(advice))
+        return 0
     try:
         learners = sorted({int(word) for word in own["learners"].split(",")})
     except ValueError:

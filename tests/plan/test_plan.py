@@ -11,6 +11,8 @@ from manyhands import cli
 from manyhands.config import load_recipe
 from manyhands.plan.events import Queue, Shared, Simulation, all_of
 from manyhands.plan.model import Costs, Machines, Measured, Topology, closed_form
+from manyhands.plan.recommend import recommend
+from manyhands.plan.recommend import show as show_advice
 from manyhands.plan.show import draw, plan, show, topology_of
 from manyhands.plan.simulation import simulate
 from manyhands.types import UsageError
@@ -143,3 +145,24 @@ def test_a_recipe_is_measured_here(tmp_path, capsys, monkeypatch):
     sampler = load_recipe("cartpole-ppo").sampler
     assert here.steps_per_rollout == pytest.approx(sampler.num_envs * sampler.horizon, rel=0.1)
     assert told["rows"][0]["steps_per_s"] > 0
+
+
+def test_what_is_faster_is_recommended():
+    """A machine that likes two groups and many environments, and on which nothing else matters."""
+    recipe = load_recipe("cartpole-ppo", {"device": "cpu"})
+
+    def speed(tried):
+        return 100.0 * (1.5 if tried.sampler.kind == "alternating" else 1.0) * tried.sampler.num_envs**0.5
+
+    advice = recommend(recipe, lambda line: None, speed)
+    best = ["--sampler.kind", "alternating", "--sampler.num-envs", str(4 * recipe.sampler.num_envs)]
+    assert advice["flags"] == best and advice["times"] == pytest.approx(3.0) and not advice["learns_the_same"]
+    assert "manyhands train cartpole-ppo --sampler.kind alternating" in show_advice(advice)
+    assert recommend(recipe, lambda line: None, lambda tried: 100.0)["flags"] == []
+
+
+def test_a_replay_of_the_recommended_recipe_is_placed():
+    recipe = load_recipe("cartpole-dqn", {"device": "cpu"})
+    advice = recommend(recipe, lambda line: None, lambda tried: float(tried.memory.batch))
+    assert advice["flags"] == ["--memory.batch", str(4 * recipe.memory.batch)] and advice["replay_device"] == "cpu"
+    assert "goes to cpu" in show_advice(advice)
