@@ -219,7 +219,8 @@ def study(arguments: list[str]) -> int:
 
 
 SUITE_OPTIONS: dict[str, Any] = {
-    "games": "ba3c6", "seeds": 1, "parallel": 1, "out": "", "protocol": "null-op", "episodes": 0, "picture": "", "json": False,
+    "games": "ba3c6", "seeds": 1, "parallel": 1, "address": "", "out": "", "protocol": "null-op", "episodes": 0, "picture": "",
+    "json": False,
 }  # fmt: skip
 
 
@@ -243,12 +244,18 @@ def suite(arguments: list[str]) -> int:
     games = suites.games_of(own["games"])
     out = Path(own["out"] or f"suites/{recipe.name}")
     out.mkdir(parents=True, exist_ok=True)
-    share = max(machine.cores() // own["parallel"], 1)
+    cluster = None
+    if own["address"]:
+        from manyhands.cluster.jobs import Cluster
+
+        cluster = Cluster(own["address"], own["parallel"])
+    share = cluster.share if cluster else max(machine.cores() // own["parallel"], 1)
     jobs = [suites.Job(game, seed, out / f"{game}-{seed}") for game in games for seed in range(own["seeds"])]
     given = suites.Plan(words[0], tuple(words[1:]), own["protocol"], own["episodes"], share, own["parallel"])
     console = Console(stderr=True)
     live = console.is_terminal and not own["json"]
-    queue = suites.Suite(jobs, given, (lambda line: None) if live else lambda line: print(line, file=sys.stderr))
+    say = (lambda line: None) if live else lambda line: print(line, file=sys.stderr)
+    queue = suites.Suite(jobs, given, say, cluster.launch if cluster else None)
     try:
         if live:
             with Live(console=console, refresh_per_second=2) as screen:
@@ -258,6 +265,9 @@ def suite(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        if cluster:
+            cluster.close()
     done = [Run.open(job.directory) for job in jobs if job.state == suites.DONE]
     failed = [job for job in jobs if job.state == suites.FAILED]
     if done:

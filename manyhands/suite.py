@@ -54,7 +54,7 @@ class Job:
     directory: Path
     state: str = WAITING
     reason: str = ""
-    process: subprocess.Popen | None = field(default=None, repr=False)
+    process: Any = field(default=None, repr=False)  # a Popen, or what a cluster has instead
 
     @property
     def name(self) -> str:
@@ -89,8 +89,11 @@ class Plan:
 
 
 class Suite:
-    def __init__(self, jobs: Sequence[Job], plan: Plan, say: Callable[[str], None]) -> None:
-        self.jobs, self._plan, self._say = list(jobs), plan, say
+    def __init__(
+        self, jobs: Sequence[Job], plan: Plan, say: Callable[[str], None], launch: Callable[[list[str], Path], Any] | None = None
+    ) -> None:
+        """launch: starts a command elsewhere than here."""
+        self.jobs, self._plan, self._say, self._launch = list(jobs), plan, say, launch
         self._gpus = machine.gpus()
 
     def run(self, look: Callable[[Suite], None]) -> None:
@@ -108,7 +111,10 @@ class Suite:
     def _advance(self, number: int, job: Job) -> None:
         if job.process is not None and job.process.poll() is None:
             return
-        if job.process is not None and job.process.returncode:
+        if job.process is not None and getattr(job.process, "lost", False):
+            self._say(f"{job.name}: its machine is lost; it goes on elsewhere")
+            job.state, job.process = WAITING, None
+        elif job.process is not None and job.process.returncode:
             self._fail(job)
         elif job.state in (WAITING, TRAINING, EVALUATING):
             busy = sum(other.process is not None for other in self.jobs if other is not job)
@@ -135,15 +141,17 @@ class Suite:
             self._say(f"{job.name}: done")
 
     def _start(self, number: int, job: Job, state: str, arguments: list[str]) -> None:
+        self._say(f"{job.name}: {state}")
+        command, job.state = [sys.executable, "-m", "manyhands", *arguments], state
+        if self._launch is not None:
+            job.process = self._launch(command, self._log(job))
+            return
         environment = dict(os.environ)
         if self._gpus > 1:
             environment["CUDA_VISIBLE_DEVICES"] = str(number % self._gpus)
-        self._say(f"{job.name}: {state}")
         with self._log(job).open("a") as log:
-            command = [sys.executable, "-m", "manyhands", *arguments]
             # A group of its own: a terminal's Ctrl-C is for us to pass on, once.
             job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0)
-        job.state = state
 
     def _log(self, job: Job) -> Path:
         return job.directory.parent / f"{job.name}.log"

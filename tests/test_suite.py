@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +70,39 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
         [sys.executable, "-m", "manyhands", "suite", "pong-ppo", *options, *SMALL], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 1 and "Pong-0 failed" in done.stderr and "Freeway" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_suite_on_a_cluster_goes_on_when_a_machine_is_lost(cluster, tmp_path):
+    """Two runs at once on four raylets. What Ray had started for one of them is killed, as with its machine."""
+    out = tmp_path / "suite"
+    options = ["--games", "Pong,Freeway", "--parallel", "2", "--episodes", "1", "--out", str(out), "--json"]
+    steps = ["--total-steps", "2000", "--checkpoint.every-steps", "200", "--threads", "1", "--env.threads", "1"]
+    command = [sys.executable, "-m", "manyhands", "suite", "pong-ppo", *options, *SMALL, *steps, "--address", cluster.address]
+    with (tmp_path / "told").open("w") as told:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told, text=True)
+    wait_for(lambda: (out / "Pong-0" / "checkpoints" / "step-000000000200").exists(), 120)
+    (training,) = [pid for pid in processes() if str(out / "Pong-0") in command_of(pid) and "suite" not in command_of(pid)[:4]]
+    os.kill(parent_of(training), signal.SIGKILL)
+    wait_for(lambda: training not in processes(), 30)  # nobody trains beside its successor
+    result, _ = process.communicate(timeout=240)
+    words = (tmp_path / "told").read_text()
+    assert process.returncode == 0, words
+    assert set(json.loads(result.splitlines()[-1])["games"]) == {"Pong", "Freeway"}
+    assert "Pong-0: its machine is lost" in words and "Freeway-0: its machine is lost" not in words
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def command_of(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return []
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

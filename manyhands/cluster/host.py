@@ -268,7 +268,7 @@ class RayHost:
             raise UsageError("topology.host = 'ray': this program is connected to a Ray cluster already; ray.shutdown() first")
         self._shortcut = shortcut and hasattr(os, "memfd_create")
         self._private = not address
-        _join(address, components, namespace)
+        join(address, components, namespace)
         self._placed: dict[int, tuple[str, str]] = {}  # node and kind of each component
         self._number = 0
         self._suspects: dict[str, float] = {}  # nodes where something was lost, and until when they are avoided
@@ -357,7 +357,7 @@ def _create(kind: Any, options: dict[str, Any]) -> Any:
 _Actor, _OpenActor = (cast(Any, ray.remote)(concurrency_groups={"signals": 2})(kind) for kind in (Component, OpenComponent))
 
 
-def _join(address: str, components: int, namespace: str) -> None:
+def join(address: str, components: int, namespace: str) -> None:
     common: dict[str, Any] = {"namespace": namespace, "log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
         cores = os.cpu_count() or 1

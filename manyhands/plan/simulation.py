@@ -63,6 +63,12 @@ class Play:
 
         return request
 
+    def _call(self, learner: int) -> Iterator[Request]:
+        """Asking and being answered: what it costs where nobody is in the way takes a core, the rest is waiting for one."""
+        alone_s = self.measured.call_s(0.0)
+        yield self._compute(learner, alone_s, 1)
+        yield self.simulation.sleep(max(self.measured.call_s(self._crowd) - alone_s * max(self._crowd, 1.0), 0.0))
+
     def _move(self, learner: int) -> Iterator[Request]:
         """The whole vector over the network, one way; nothing on one machine."""
         if self.links:
@@ -122,7 +128,7 @@ class Play:
         measured, shards = self.measured, self.topology.shards
         copied = 2 * measured.copy_s
         yield self._compute(learner, copied * (1 - SERVERS_COPY), 1)
-        yield self.simulation.sleep(measured.call_s(self._crowd))
+        yield from self._call(learner)
         yield from self._move(learner)
         seconds = (measured.update_s + copied * SERVERS_COPY) / shards
         yield all_of(queue.serve(seconds, None if i else lambda: self._apply(learner)) for i, queue in enumerate(self.queues))
@@ -132,7 +138,7 @@ class Play:
         measured, shards = self.measured, self.topology.shards
         version = self._base[learner]
         yield self._compute(learner, measured.copy_s, 1)
-        yield self.simulation.sleep(measured.call_s(self._crowd))
+        yield from self._call(learner)
         yield from self._move(learner)
         yield all_of(queue.serve(measured.copy_s * 0.5 / shards) for queue in self.queues)  # a copy is held until it is used
         if version < self.version:
@@ -151,7 +157,7 @@ class Play:
         yield all_of(queue.serve(2 * measured.copy_s * SERVERS_COPY / shards) for queue in self.queues)
         self._base[learner] = self.version
         yield from self._move(learner)
-        yield self.simulation.sleep(measured.call_s(self._crowd))
+        yield from self._call(learner)
         yield self._compute(learner, measured.copy_s, 1)
 
     # -- the whole -----------------------------------------------------------------------------------------------------------
