@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +46,11 @@ class Measured:
     def at(self, threads: int) -> Costs:
         """With that many threads, or the nearest number that was measured."""
         return min(self.costs, key=lambda c: abs(math.log(c.threads / threads)))
+
+    def with_batches(self, times: int) -> Measured:
+        """Batches so many times as large: fewer updates, and a gradient takes as many times as long."""
+        costs = tuple(replace(c, gradient_s=times * c.gradient_s) for c in self.costs)
+        return replace(self, costs=costs, updates_per_rollout=self.updates_per_rollout / times)
 
     def call_s(self, crowd: float) -> float:
         return _on(self.calls, crowd)

@@ -13,6 +13,8 @@ from manyhands.stores.servers import ServersConfig
 from manyhands.stores.shared import SharedConfig
 from manyhands.types import UsageError
 
+LARGER = 4  # times as large batches, for comparison
+
 
 def topology_of(recipe: Recipe, learners: int) -> Topology:
     """The recipe's store with another number of learners; of K of n gradients the share stays the same."""
@@ -31,7 +33,7 @@ def topology_of(recipe: Recipe, learners: int) -> Topology:
 def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Machines, steps: float) -> dict[str, Any]:
     if recipe.topology.actors:
         raise UsageError("plan knows learners that act themselves: a recipe with topology.actors can't be planned")
-    rows = []
+    rows, larger = [], measured.with_batches(LARGER)
     for n in learners:
         topology = topology_of(recipe, n)
         formula, played = closed_form(measured, topology, machines), simulate(measured, topology, machines)
@@ -45,6 +47,7 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
             "staleness_mean": mean,
             "bytes_per_machine": measured.bytes_per_learner * min(machines.learners_each or n, n),
             "hours": steps / played["steps_per_s"] / 3600,
+            "larger_batch_steps_per_s": simulate(larger, topology, machines)["steps_per_s"],
         })  # fmt: skip
     return {
         "recipe": recipe.name,
@@ -54,6 +57,7 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
         "update_s": measured.update_s,
         "copy_s": measured.copy_s,
         "bend": rows[-1]["formula"]["bend"],
+        "larger_batch": {"times": LARGER, "bend": closed_form(larger, topology_of(recipe, max(learners)), machines)["bend"]},
         "steps": steps,
         "rows": rows,
     }
@@ -77,7 +81,11 @@ def show(result: dict[str, Any]) -> str:
         )
     lines.append(f"hours: for {result['steps']:,.0f} steps")
     if result["store"] == "asynchronous":
-        lines.append(f"updates grow with the learners up to about {result['bend']:,.0f} of them; beyond, larger batches help")
+        lines.append(f"updates grow with the learners up to about {result['bend']:,.0f} of them")
+    larger, last = result["larger_batch"], result["rows"][-1]
+    bend = f", and the bend is at {larger['bend']:,.0f}" if result["store"] == "asynchronous" else ""
+    rate = f"{last['larger_batch_steps_per_s']:,.0f} steps/s by {last['learners']:,}"
+    lines.append(f"with batches {larger['times']} times as large: {rate}{bend}")
     return "\n".join(lines)
 
 
@@ -92,6 +100,9 @@ def draw(result: dict[str, Any], out: Path) -> None:
     learners = [row["learners"] for row in rows]
     axes.plot(learners, [row["formula"]["steps_per_s"] for row in rows], "--", color="tab:gray", label="closed form")
     axes.plot(learners, [row["steps_per_s"] for row in rows], "o-", color="tab:blue", label="played through")
+    times = result["larger_batch"]["times"]
+    larger = [row["larger_batch_steps_per_s"] for row in rows]
+    axes.plot(learners, larger, "s-", color="tab:orange", markersize=4, label=f"with batches {times} times as large")
     first = rows[0]["steps_per_s"] / rows[0]["learners"]
     axes.plot(learners, [first * n for n in learners], ":", color="tab:green", label="as many times as there are learners")
     if result["store"] == "asynchronous" and learners[0] <= result["bend"] <= learners[-1]:

@@ -166,3 +166,14 @@ def test_a_replay_of_the_recommended_recipe_is_placed():
     advice = recommend(recipe, lambda line: None, lambda tried: float(tried.memory.batch))
     assert advice["flags"] == ["--memory.batch", str(4 * recipe.memory.batch)] and advice["replay_device"] == "cpu"
     assert "goes to cpu" in show_advice(advice)
+
+
+def test_larger_batches_move_the_bend():
+    """T is 40 + 4·60 ms then, and the servers have a quarter of the updates to do."""
+    result = plan(EXACT, load_recipe("snake-downpour"), [1, 100], FAR, 1e6)
+    assert result["bend"] == pytest.approx(10) and result["larger_batch"]["bend"] == pytest.approx(40)
+    one, many = result["rows"]
+    assert one["larger_batch_steps_per_s"] == pytest.approx(4 / (0.16 + 0.24 + 0.01), rel=0.02)
+    assert many["larger_batch_steps_per_s"] == pytest.approx(4 * 100, rel=0.02)  # 100 updates/s, of four steps each
+    assert many["steps_per_s"] == pytest.approx(100, rel=0.02)
+    assert "batches 4 times as large: 400 steps/s" in show(result)
