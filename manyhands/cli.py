@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -151,7 +152,7 @@ def plan(arguments: list[str]) -> int:
     from manyhands import machine
     from manyhands.plan.measure import measure
     from manyhands.plan.model import Machines, Measured
-    from manyhands.plan.show import draw, show
+    from manyhands.plan.show import check_plannable, draw, show
     from manyhands.plan.show import plan as predict
 
     recipe, own = _recipe_and_options("plan", arguments, PLAN_OPTIONS)
@@ -168,13 +169,15 @@ def plan(arguments: list[str]) -> int:
         raise UsageError(f"--learners {own['learners']}: must be whole numbers with commas between them") from None
     if min(learners) < 1 or own["cores"] < 0 or own["learners_per_machine"] < 0 or own["gbit"] <= 0 or own["latency_ms"] < 0:
         raise UsageError("--learners must be at least 1, --gbit positive, the others not negative")
-    for name in ("save", "out"):
-        if own[name] and not Path(own[name]).parent.is_dir():
-            raise UsageError(f"--{name} {own[name]}: no such folder")
-    cores = own["cores"] or machine.cores()
+    check_plannable(recipe)
+    if own["save"] and (not Path(own["save"]).parent.is_dir() or Path(own["save"]).is_dir()):
+        raise UsageError(f"--save {own['save']}: no such folder, or one itself")
+    _check_picture("--out", own["out"])
+    known = Measured.load(Path(own["measured"])) if own["measured"] else None
+    cores = own["cores"] or (known.cores if known else machine.cores())
     machines = Machines(cores, own["learners_per_machine"], own["gbit"] * 1e9 / 8, own["latency_ms"] * 1e-3)
-    if own["measured"]:
-        measured = Measured.load(Path(own["measured"]))
+    if known is not None:
+        measured = known
         if measured.recipe != recipe.name:
             raise UsageError(f"--measured {own['measured']}: measured for {measured.recipe}, not for {recipe.name}")
     else:
@@ -218,6 +221,14 @@ def study(arguments: list[str]) -> int:
     return 0
 
 
+def _check_picture(option: str, path: str) -> None:
+    """Before the work whose picture it is."""
+    if path and Path(path).suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"{option} {path}: the name must end in .png, .svg or .pdf")
+    if path and not Path(path).parent.is_dir():
+        raise UsageError(f"{option} {path}: no folder {Path(path).parent}")
+
+
 SUITE_OPTIONS: dict[str, Any] = {
     "games": "ba3c6", "seeds": 1, "parallel": 1, "address": "", "out": "", "protocol": "null-op", "episodes": 0, "picture": "",
     "json": False,
@@ -232,7 +243,8 @@ def suite(arguments: list[str]) -> int:
     from manyhands import machine
     from manyhands import suite as suites
     from manyhands import table as tables
-    from manyhands.protocols import PLAIN, PROTOCOLS
+    from manyhands.envs.starts import Starts, default_path
+    from manyhands.protocols import HUMAN, PLAIN, PROTOCOLS
     from manyhands.run import Run
 
     recipe, own = _recipe_and_options("suite", arguments, SUITE_OPTIONS)
@@ -242,8 +254,15 @@ def suite(arguments: list[str]) -> int:
     if own["protocol"] not in PROTOCOLS or own["protocol"] == PLAIN:
         raise UsageError(f"--protocol {own['protocol']}: must be one of {', '.join(name for name in PROTOCOLS if name != PLAIN)}")
     games = suites.games_of(own["games"])
+    _check_picture("--picture", own["picture"])
+    if own["protocol"] == HUMAN:
+        for game in games:  # before anything is trained
+            Starts.load(default_path(f"ALE/{game}-v5"))
     out = Path(own["out"] or f"suites/{recipe.name}")
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}") from None
     cluster = None
     if own["address"]:
         from manyhands.cluster.jobs import Cluster
@@ -256,6 +275,7 @@ def suite(arguments: list[str]) -> int:
     live = console.is_terminal and not own["json"]
     say = (lambda line: None) if live else lambda line: print(line, file=sys.stderr)
     queue = suites.Suite(jobs, given, say, cluster.launch if cluster else None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: every run saves what it has
     try:
         if live:
             with Live(console=console, refresh_per_second=2) as screen:
@@ -481,12 +501,14 @@ def record_starts(arguments: list[str]) -> int:
     env.check()
     if o.number < 1:
         raise UsageError(f"--number {o.number}: must be at least 1")
+    path = o.out or default_path(env.id)
+    if path.is_dir() or (path.parent.exists() and not os.access(path.parent, os.W_OK)):
+        raise UsageError(f"--out {path}: a file cannot be written there")
     run = None if o.run is None else Run.open(o.run)
     if run is not None and run.recipe.env.id != env.id:
         raise UsageError(f"{o.run} plays {run.recipe.env.id}, not {env.id}")
     say = lambda line: print(line, file=sys.stderr)  # noqa: E731
     starts = by_person(env, o.number, o.seed, say) if run is None else by_agent(run, o.number, o.seed, say)
-    path = o.out or default_path(env.id)
     starts.save(path)
     print(f"{path}: {len(starts.states)} start states of {env.id} by {starts.by}; those of the papers' humans are not public")
     return 0
@@ -498,8 +520,7 @@ def table(arguments: list[str]) -> int:
     from manyhands.run import Run
 
     o = _options(TableOptions, "table", arguments, table.__doc__ or "")
-    if o.out is not None and not o.out.parent.is_dir():
-        raise UsageError(f"--out {o.out}: no folder {o.out.parent}")
+    _check_picture("--out", str(o.out or ""))
     result = tables.table([Run.open(path) for path in o.runs], o.protocol)
     if o.out is not None:
         tables.draw(result, o.out)

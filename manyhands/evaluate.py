@@ -208,8 +208,11 @@ def evaluate(
         )
     folder = run.directory / "eval"
     folder.mkdir(exist_ok=True)
-    name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{result.episodes}-step{manifest['step']}-seed{seed}.json"
-    (folder / name).write_text(json.dumps(asdict(result), indent=1))
+    whose = "" if recorded is None else f"-starts{recorded.digest[:8]}"
+    name = f"{protocol}-{actions}-epsilon{epsilon:g}-episodes{result.episodes}-step{manifest['step']}-seed{seed}{whose}.json"
+    temporary = folder / f".{name}"
+    temporary.write_text(json.dumps(asdict(result), indent=1))
+    temporary.replace(folder / name)
     return result
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import signal
 import sys
 import time
 from pathlib import Path
@@ -57,6 +58,12 @@ def keep_memory() -> None:
             mallopt = ctypes.CDLL("libc.so.6").mallopt
             mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
             mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def die_with_parent() -> None:
+    """In a child, before it becomes another program: killed when who started it is gone, however that came."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_memory(device: Any) -> int:

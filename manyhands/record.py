@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from manyhands.run import Run
 from manyhands.types import UsageError
 
 SIMULATORS = 16
+EPSILON = 0.05  # random actions of agents that draw nothing themselves
 LONGEST = 4500  # decisions before a start state: five minutes
 
 
@@ -59,6 +62,8 @@ def by_agent(run: Run, number: int, seed: int, say: Callable[[str], None]) -> St
     if not isinstance(env, AtariEnv):
         raise UsageError(f"start states are of Atari games, not of {env.id}")
     state, manifest = load_newest(run.checkpoints, say, "latest", streams=False)
+    # Nothing in the emulator is random: somebody has to be, or all games are the same.
+    epsilon = EPSILON if hasattr(run.custom.algorithm or run.recipe.algorithm, "target_period") else 0.0
     found: list[Start] = []
     while len(found) < number:
         n = min(number - len(found), SIMULATORS)
@@ -66,16 +71,17 @@ def by_agent(run: Run, number: int, seed: int, say: Callable[[str], None]) -> St
         tape: Any = Tape(group)
         own_seed = random.key(seed, len(found))
         try:
-            player = _player(run, tape, state, manifest, "sampled", 0.0, own_seed)
+            player = _player(run, tape, state, manifest, "sampled", epsilon, own_seed)
             drawn = np.random.default_rng(own_seed)
             wanted = drawn.integers(1, LONGEST + 1, n)
             while any(len(tape.actions[i]) < wanted[i] for i in np.flatnonzero(~tape.over)):
                 player.play()
         finally:
             group.close()
-        for game_seed, actions, want in zip(tape.seeds, tape.actions, wanted, strict=True):
+        for game_seed, actions, want, over in zip(tape.seeds, tape.actions, wanted, tape.over, strict=True):
             # A game that ended earlier: anywhere in it, but before its last second.
-            length = int(want) if want < len(actions) else int(drawn.integers(1, max(len(actions) - 15, 2)))
+            ended = over and want >= len(actions)
+            length = int(drawn.integers(1, max(len(actions) - 15, 2))) if ended else int(want)
             found.append(start_at(env, game_seed, actions[:length]))
         say(f"{len(found)} of {number} start states")
     return Starts(env.id, env.frame_skip, f"{run.recipe.name} at step {manifest['step']}", _versions(), tuple(found))
@@ -114,19 +120,31 @@ class Cabinet(gymnasium.Env):
         self._group.close()
 
 
+def _check_window() -> None:
+    """Without a display SDL draws to nowhere, and nobody could ever close that."""
+    import pygame
+
+    pygame.display.init()
+    if pygame.display.get_driver() in ("offscreen", "dummy") and "SDL_VIDEODRIVER" not in os.environ:
+        raise UsageError("there is no display to play on: record from an agent, with --run")
+
+
 def by_person(env: AtariEnv, number: int, seed: int, say: Callable[[str], None]) -> Starts:
     """In a window, until it is closed; the start states are drawn from all that was played."""
     try:
         from gymnasium.utils.play import play
     except gymnasium.error.DependencyNotInstalled:
         raise UsageError("playing in a window needs pygame: pip install 'manyhands[play]'") from None
+    _check_window()
     cabinet = Cabinet(env, seed)
     keys = gymnasium.make(env.id).unwrapped.get_keys_to_action()  # type: ignore[attr-defined]
     say("W, A, S and D to move, space to fire; close the window when you have played enough")
-    play(cabinet, fps=15, zoom=3, keys_to_action=keys, seed=seed)
-    places = [(game_seed, actions[:k]) for game_seed, actions in cabinet.games for k in range(1, len(actions) - 15)]
+    with contextlib.suppress(KeyboardInterrupt):  # as good as closing the window
+        play(cabinet, fps=15, zoom=3, keys_to_action=keys, seed=seed)
+    places = [(game, k) for game, (_, actions) in enumerate(cabinet.games) for k in range(1, len(actions) - 15)]
     if not places:
         raise UsageError("nothing was played for longer than a second: no start states")
     drawn = np.random.default_rng(seed).permutation(len(places))[:number]
-    states = tuple(start_at(env, *places[i]) for i in sorted(drawn))
+    chosen = [(*cabinet.games[game], k) for game, k in (places[i] for i in sorted(drawn))]
+    states = tuple(start_at(env, game_seed, actions[:k]) for game_seed, actions, k in chosen)
     return Starts(env.id, env.frame_skip, f"a person, {time.strftime('%Y-%m-%d')}", _versions(), states)

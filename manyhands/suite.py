@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,13 +34,14 @@ GAMES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 WAITING, TRAINING, EVALUATING, DONE, FAILED = "waiting", "training", "evaluating", "done", "failed"
 LOOK_S = 0.5
+MOST_LOST = 3  # machines that a run may be lost with
 
 
 def games_of(words: str) -> list[str]:
     """A list by its name, or games with commas between them."""
     from manyhands.envs.atari import game_of
 
-    games = list(GAMES.get(words) or [word.strip() for word in words.split(",") if word.strip()])
+    games = list(dict.fromkeys(GAMES.get(words) or [word.strip() for word in words.split(",") if word.strip()]))
     for game in games:
         game_of(f"ALE/{game}-v5")
     if not games:
@@ -55,6 +57,8 @@ class Job:
     state: str = WAITING
     reason: str = ""
     process: Any = field(default=None, repr=False)  # a Popen, or what a cluster has instead
+    lost: int = 0  # machines
+    gpu: str = ""
 
     @property
     def name(self) -> str:
@@ -94,33 +98,36 @@ class Suite:
     ) -> None:
         """launch: starts a command elsewhere than here."""
         self.jobs, self._plan, self._say, self._launch = list(jobs), plan, say, launch
-        self._gpus = machine.gpus()
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._gpus = allowed.split(",") if allowed else [str(i) for i in range(machine.gpus())]
 
     def run(self, look: Callable[[Suite], None]) -> None:
         """Until every job is done or has failed. A Ctrl-C lets each save what it has."""
         try:
             while any(job.state not in (DONE, FAILED) for job in self.jobs):
-                for number, job in enumerate(self.jobs):
-                    self._advance(number, job)
+                for job in self.jobs:
+                    self._advance(job)
                 look(self)
                 time.sleep(LOOK_S)
-        except KeyboardInterrupt:
+        except BaseException:
             self._stop()
             raise
 
-    def _advance(self, number: int, job: Job) -> None:
+    def _advance(self, job: Job) -> None:
         if job.process is not None and job.process.poll() is None:
             return
         if job.process is not None and getattr(job.process, "lost", False):
-            self._say(f"{job.name}: its machine is lost; it goes on elsewhere")
-            job.state, job.process = WAITING, None
+            job.lost += 1
+            job.state, job.process = (WAITING, None) if job.lost < MOST_LOST else (FAILED, None)
+            job.reason = f"it was lost {job.lost} times" if job.state == FAILED else ""
+            self._say(f"{job.name}: its machine is lost; {'enough' if job.state == FAILED else 'it goes on elsewhere'}")
         elif job.process is not None and job.process.returncode:
             self._fail(job)
         elif job.state in (WAITING, TRAINING, EVALUATING):
             busy = sum(other.process is not None for other in self.jobs if other is not job)
-            self._go_on(number, job, free=job.process is not None or busy < self._plan.parallel)
+            self._go_on(job, free=job.process is not None or busy < self._plan.parallel)
 
-    def _go_on(self, number: int, job: Job, free: bool) -> None:
+    def _go_on(self, job: Job, free: bool) -> None:
         from manyhands.run import Run
 
         job.process = None
@@ -130,35 +137,39 @@ class Suite:
             elif free:
                 if newest_step(job.directory / "checkpoints") < 0 and (job.directory / "recipe.toml").exists():
                     shutil.rmtree(job.directory)  # stopped before it had anything to save
-                self._start(number, job, TRAINING, self._plan.training(job))
+                self._start(job, TRAINING, self._plan.training(job))
         elif not evaluations(Run.open(job.directory), self._plan.protocol):
             if job.state == EVALUATING:
                 job.state, job.reason = FAILED, "its evaluation left nothing"
             elif free:
-                self._start(number, job, EVALUATING, self._plan.evaluation(job))
+                self._start(job, EVALUATING, self._plan.evaluation(job))
         else:
             job.state = DONE
             self._say(f"{job.name}: done")
 
-    def _start(self, number: int, job: Job, state: str, arguments: list[str]) -> None:
+    def _start(self, job: Job, state: str, arguments: list[str]) -> None:
         self._say(f"{job.name}: {state}")
         command, job.state = [sys.executable, "-m", "manyhands", *arguments], state
         if self._launch is not None:
             job.process = self._launch(command, self._log(job))
             return
         environment = dict(os.environ)
-        if self._gpus > 1:
-            environment["CUDA_VISIBLE_DEVICES"] = str(number % self._gpus)
+        if len(self._gpus) > 1:
+            used = Counter(other.gpu for other in self.jobs if other is not job and other.process is not None)
+            environment["CUDA_VISIBLE_DEVICES"] = job.gpu = min(self._gpus, key=lambda gpu: used[gpu])
         with self._log(job).open("a") as log:
             # A group of its own: a terminal's Ctrl-C is for us to pass on, once.
-            job.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, process_group=0)
+            job.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, process_group=0, preexec_fn=machine.die_with_parent
+            )
 
     def _log(self, job: Job) -> Path:
         return job.directory.parent / f"{job.name}.log"
 
     def _fail(self, job: Job) -> None:
-        lines = self._log(job).read_text(errors="replace").strip().splitlines()
-        job.state, job.reason, job.process = FAILED, lines[-1] if lines else "no word", None
+        lines = self._log(job).read_text(errors="replace").strip().splitlines() if self._log(job).exists() else []
+        told = getattr(job.process, "reason", "") or (lines[-1] if lines else "no word")
+        job.state, job.reason, job.process = FAILED, told, None
         self._say(f"{job.name}: failed: {job.reason}")
 
     def _stop(self) -> None:

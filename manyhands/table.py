@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyhands.envs.atari import AtariEnv
-from manyhands.protocols import PROTOCOLS
+from manyhands.protocols import HUMAN, PROTOCOLS
 from manyhands.scores import aggregate, published
 from manyhands.types import UsageError
 
@@ -20,7 +20,17 @@ PUBLISHED = {"null-op": "null-op", "ba3c": "null-op", "accelerated": "null-op", 
 
 
 AGENTS = {"dqn": "DQN", "gorila": "Gorila"}
-TOLD = ("run", "recipe", "mean", "standard_deviation", "episodes", "actions", "epsilon", "checkpoint_step")  # of an evaluation
+TOLD = (
+    "run",
+    "recipe",
+    "mean",
+    "standard_deviation",
+    "episodes",
+    "actions",
+    "epsilon",
+    "checkpoint_step",
+    "starts",
+)  # of an evaluation
 
 
 def evaluations(run: Run, protocol: str) -> list[dict[str, Any]]:
@@ -59,7 +69,7 @@ def _row(game: str, played: list[dict[str, Any]], beside: str) -> dict[str, Any]
     row: dict[str, Any] = {
         "score": statistics.fmean(scores),
         "standard_deviation": statistics.pstdev(scores),
-        "runs": [{name: evaluation[name] for name in TOLD} for evaluation in played],
+        "runs": [{name: evaluation[name] for name in TOLD if name in evaluation} for evaluation in played],
         "normalised": None,
         "normalised_runs": [],
         "published": None,
@@ -109,6 +119,8 @@ def show_together(result: dict[str, Any]) -> str:
     lines += ["  one run of each game: nothing is known about the spread"] if one else []
     if result["published_protocol"] != result["protocol"]:
         lines.append(f"  published scores are of the {result['published_protocol']} protocol, ours of {result['protocol']}")
+    if result["protocol"] == HUMAN:
+        lines.append("  the start states are our own: those of the published scores are not public")
     return "\n".join(lines)
 
 

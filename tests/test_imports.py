@@ -18,7 +18,7 @@ MAY = {
     "scores": set(),
     "samplers": {"types", "graphs", "maths", "envs", "samplers"},
     "memory": {"types", "graphs", "maths", "hosts", "memory"},
-    "cluster": {"types", "hosts", "cluster"},
+    "cluster": {"types", "machine", "hosts", "cluster"},
     "stores": {"types", "graphs", "machine", "maths", "nets", "hosts", "stores"},
 }
 

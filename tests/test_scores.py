@@ -62,6 +62,7 @@ def test_protocols_are_what_they_say():
     assert all(not e.life_loss and e.reward_clip == 0 for e in played.values())
     assert {n: (e.sticky_actions, e.noop_max, e.max_frames) for n, e in played.items()} == {
         "null-op": (0.0, 30, 18_000),
+        "human-starts": (0.0, 0, 108_000),
         "sticky": (0.25, 0, 108_000),
         "ba3c": (0.0, 30, 108_000),
         "accelerated": (0.0, 30, 108_000),

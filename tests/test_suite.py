@@ -62,6 +62,21 @@ def test_a_suite_is_stopped_goes_on_and_ends_in_a_table(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nobody_trains_on_when_a_suite_is_killed(tmp_path, how):
+    """The same command then goes on, and must be alone with the run."""
+    out = tmp_path / "suite"
+    command = [sys.executable, "-m", "manyhands", "suite", "pong-ppo", "--games", "Pong", "--out", str(out), *SMALL]
+    process = subprocess.Popen([*command, "--total-steps", "100000"], stderr=subprocess.DEVNULL)
+    wait_for(lambda: (out / "Pong-0" / "checkpoints" / "step-000000000000").exists(), 60)
+    (training,) = [pid for pid in processes() if str(out / "Pong-0") in command_of(pid)]
+    process.send_signal(how)
+    process.wait(30)
+    wait_for(lambda: training not in processes(), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path):
     (tmp_path / "Pong-0").mkdir()
     (tmp_path / "Pong-0" / "something").write_text("not a run")

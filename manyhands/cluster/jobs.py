@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from manyhands.cluster.host import join  # isort: skip – says what to install where Ray is not there
 
-from manyhands.cluster.host import join
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+
+from manyhands.machine import die_with_parent
 
 ANSWER_S = 30.0  # a machine that says nothing for so long is taken for lost
-DIE_WITH_PARENT = 1  # prctl
 
 
 class _Runner:
@@ -27,7 +26,7 @@ class _Runner:
     def run(self, command: list[str], log: str, folder: str) -> None:
         with open(log, "a") as file:
             self._process = subprocess.Popen(
-                command, stdout=file, stderr=file, cwd=folder, process_group=0, preexec_fn=_die_with_parent
+                command, stdout=file, stderr=file, cwd=folder, process_group=0, preexec_fn=die_with_parent
             )
 
     def poll(self) -> int | None:
@@ -38,22 +37,19 @@ class _Runner:
             self._process.send_signal(number)
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
-
-
 _Actor = cast(Any, ray.remote)(_Runner)
 
 
 class RayProcess:
-    """Waits for a machine with room. `lost`: the machine went away, nothing is known about how far it came."""
+    """Waits for a machine with room. `lost`: the machine went away, nothing is known about how far it came. `reason`: why it
+    could not be started."""
 
     def __init__(self, command: list[str], log: Path, cpus: int, gpus: float) -> None:
         self._actor = _Actor.options(num_cpus=cpus, num_gpus=gpus).remote()
         self._begun = self._actor.run.remote(command, str(log.resolve()), os.getcwd())
         self.returncode: int | None = None
         self.lost = False
+        self.reason = ""
 
     def poll(self) -> int | None:
         if self.returncode is None and ray.wait([self._begun], timeout=0)[0]:
@@ -62,6 +58,8 @@ class RayProcess:
                 self.returncode = ray.get(self._actor.poll.remote(), timeout=ANSWER_S)
             except (RayActorError, GetTimeoutError):
                 self.lost, self.returncode = True, -signal.SIGKILL
+            except RayError as error:
+                self.reason, self.returncode = str(error).strip().splitlines()[-1], 1
             if self.returncode is not None:
                 ray.kill(self._actor)  # its room is free
         return self.returncode

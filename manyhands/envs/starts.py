@@ -52,6 +52,11 @@ class Starts:
         except (OSError, ValueError, TypeError, KeyError):
             raise UsageError(f"{path}: not what 'manyhands record-starts' writes") from None
 
+    @property
+    def digest(self) -> str:
+        """Tells one recording from another."""
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+
     def check(self, env: AtariEnv) -> None:
         if env.id != self.id:
             raise UsageError(f"these start states are of {self.id}, not of {env.id}")

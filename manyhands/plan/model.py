@@ -39,7 +39,8 @@ class Measured:
     copy_s: float  # the whole vector once, from one process to another
     calls: Curve  # asking a server and being answered, beside what is moved
     reductions: Curve  # adding up everybody's gradients and applying them
-    bytes_per_learner: int
+    bytes_per_learner: int  # beside a replay
+    replay_bytes: int  # of all learners together
     cores: int
     cpu: str
 
@@ -117,6 +118,12 @@ class Machines:
         return not self.learners_each
 
 
+def _bend(measured: Measured, topology: Topology, machines: Machines, work_s: float) -> float:
+    """P = T/τ: as many learners as there are updates of the servers in the time that each needs by itself."""
+    turn_s = work_s + measured.call_s(0.0) + 2 * machines.latency_s
+    return turn_s / max(measured.update_s + measured.copy_s, 1e-9) * topology.shards
+
+
 def closed_form(measured: Measured, topology: Topology, machines: Machines) -> dict[str, Any]:
     """Updates per second that each part could do if the others were no limit; the least of them is the answer, and says where the
     bend is: P = T/τ learners, for servers that are asked one gradient at a time."""
@@ -129,17 +136,19 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     if topology.store in ("asynchronous", "synchronous"):
         alone_s += measured.call_s(crowd) * (2 if topology.store == "synchronous" else 1)
     own_update = measured.update_s * crowded if topology.store in ("local", "shared") else 0.0
-    own_update = measured.reduction_s(crowd) if topology.store == "allreduce" else own_update
+    if topology.store == "allreduce":
+        own_update = measured.reduction_s(crowd) + (0.0 if machines.one else 2 * measured.vector_bytes / machines.bytes_per_s)
     limits = {"learners": n / (alone_s + own_update)}
     if topology.store == "asynchronous":
         limits["servers"] = topology.shards / (measured.update_s + measured.copy_s)
     if topology.store == "synchronous":
         served = n * 2 * measured.copy_s + measured.update_s
         limits["servers"] = topology.shards * (topology.gather or n) / served
-    if not machines.one:
+    if not machines.one and topology.store in ("asynchronous", "synchronous"):
         per_update = 2 * measured.vector_bytes
         limits["learners' network"] = machines.number(n) * machines.bytes_per_s / per_update
         limits["servers' network"] = topology.shards * machines.bytes_per_s / per_update
+    room = machines.cores / costs.busy if machines.one else math.inf  # learners that have cores to themselves
     made = 1 if topology.store in ("asynchronous", "shared", "local") else n  # learners that an update is made of
     made = (topology.gather or n) if topology.store == "synchronous" else made
     bottleneck = min(limits, key=lambda name: limits[name])
@@ -150,5 +159,5 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
         "updates_per_s": gradients / made,
         "bottleneck": bottleneck,
         "limits": limits,
-        "bend": alone_s / (measured.update_s + measured.copy_s) * topology.shards,
+        "bend": min(_bend(measured, topology, machines, cpu_s + moved), room),
     }

@@ -10,7 +10,7 @@ from manyhands import machine
 from manyhands.build import Custom, describe, find_device
 from manyhands.config import Recipe
 from manyhands.memory.replay import ReplayConfig
-from manyhands.plan.measure import Alone, alone
+from manyhands.plan.measure import Alone
 from manyhands.types import UsageError
 
 SECONDS = 2.0  # of each trial
@@ -38,7 +38,7 @@ def changes(recipe: Recipe, axis: str) -> Iterator[Change]:
         for threads in sorted({1, machine.cores()}):
             yield Change(axis, replace(recipe, threads=threads), ("--threads", str(threads)), True)
     if axis == "environments":
-        for n in (sampler.num_envs // 2, 2 * sampler.num_envs, 4 * sampler.num_envs):
+        for n in (max(sampler.num_envs // 2, 1), 2 * sampler.num_envs, 4 * sampler.num_envs):
             flags = ("--sampler.num-envs", str(n))
             yield Change(axis, replace(recipe, sampler=replace(sampler, num_envs=n)), flags, False)
     if axis == "batch" and isinstance(memory, ReplayConfig):
@@ -53,8 +53,7 @@ def changes(recipe: Recipe, axis: str) -> Iterator[Change]:
 
 def trial(recipe: Recipe) -> float:
     """Steps per second of one learner."""
-    threads = recipe.threads or machine.cores()
-    learner = Alone(recipe, 0, 1, threads)
+    learner = Alone(recipe, 0, 1, 0)
     try:
         told = learner.work(SECONDS)
     finally:
@@ -72,7 +71,7 @@ def recommend(recipe: Recipe, say: Callable[[str], None], measure: Callable[[Rec
         found: tuple[float, Change] | None = None
         options = _possible(best, axis)
         for change in options:
-            if alone(change.recipe, 1) == alone(best, 1) and change.recipe.threads == best.threads:
+            if change.recipe == best:
                 continue
             speed = measure(change.recipe)
             say(f"{speed:>9,.0f} steps/s   {' '.join(change.flags)}")

@@ -30,9 +30,13 @@ def topology_of(recipe: Recipe, learners: int) -> Topology:
     return Topology("local", learners)
 
 
-def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Machines, steps: float) -> dict[str, Any]:
+def check_plannable(recipe: Recipe) -> None:
     if recipe.topology.actors:
         raise UsageError("plan knows learners that act themselves: a recipe with topology.actors can't be planned")
+
+
+def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Machines, steps: float) -> dict[str, Any]:
+    check_plannable(recipe)
     rows, larger = [], measured.with_batches(LARGER)
     for n in learners:
         topology = topology_of(recipe, n)
@@ -45,7 +49,7 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
             "formula": formula,
             **played,
             "staleness_mean": mean,
-            "bytes_per_machine": measured.bytes_per_learner * min(machines.learners_each or n, n),
+            "bytes_per_machine": (measured.bytes_per_learner + measured.replay_bytes / n) * min(machines.learners_each or n, n),
             "hours": steps / played["steps_per_s"] / 3600,
             "larger_batch_steps_per_s": simulate(larger, topology, machines)["steps_per_s"],
         })  # fmt: skip
@@ -54,6 +58,7 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
         "store": topology_of(recipe, max(learners)).store,
         "measured_on": f"{measured.cpu}, {measured.cores} cores",
         "gradient_s": measured.costs[0].gradient_s,
+        "gradient_threads": measured.costs[0].threads,
         "update_s": measured.update_s,
         "copy_s": measured.copy_s,
         "bend": rows[-1]["formula"]["bend"],
@@ -64,7 +69,7 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
 
 
 def show(result: dict[str, Any]) -> str:
-    threads = result["rows"][-1]["threads"]
+    threads = result["gradient_threads"]
     own = "one thread" if threads == 1 else f"{threads} threads"
     lines = [
         f"{result['recipe']} ({result['store']}), measured on {result['measured_on']}: T (a gradient) "
@@ -82,6 +87,9 @@ def show(result: dict[str, Any]) -> str:
     lines.append(f"hours: for {result['steps']:,.0f} steps")
     if result["store"] == "asynchronous":
         lines.append(f"updates grow with the learners up to about {result['bend']:,.0f} of them")
+    spread = {row["learners"]: [k for k, share in row["staleness"].items() if share >= 0.01] for row in result["rows"]}
+    if stale := [f"{min(ks)} to {max(ks)} with {n:,}" for n, ks in spread.items() if ks and max(ks) > 0]:
+        lines.append(f"staleness, beside rare cases: {', '.join(stale)}")
     larger, last = result["larger_batch"], result["rows"][-1]
     bend = f", and the bend is at {larger['bend']:,.0f}" if result["store"] == "asynchronous" else ""
     rate = f"{last['larger_batch_steps_per_s']:,.0f} steps/s by {last['learners']:,}"

@@ -103,6 +103,8 @@ def test_an_agent_records_and_is_evaluated(tmp_path, monkeypatch, capsys):
     assert "starts/Pong.json: 3 start states of ALE/Pong-v5 by pong-ppo at step 100" in capsys.readouterr().out
     kept = Starts.load(tmp_path / "starts" / "Pong.json")
     assert len({state.seed for state in kept.states}) == 3 and all(1 <= len(state.actions) <= 50 for state in kept.states)
+    shortest = min(len(state.actions) for state in kept.states)
+    assert len({state.actions[:shortest] for state in kept.states}) > 1 or shortest < 5  # other games, not one again and again
     monkeypatch.setattr("manyhands.envs.starts.MOST_FRAMES", 600)  # games of Pong are long
     assert cli.evaluate([str(run.directory), "--protocol", "human-starts", "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])

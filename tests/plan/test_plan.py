@@ -10,6 +10,7 @@ import pytest
 from manyhands import cli
 from manyhands.config import load_recipe
 from manyhands.plan.events import Queue, Shared, Simulation, all_of
+from manyhands.plan.measure import shorter
 from manyhands.plan.model import Costs, Machines, Measured, Topology, closed_form
 from manyhands.plan.recommend import recommend
 from manyhands.plan.recommend import show as show_advice
@@ -18,7 +19,7 @@ from manyhands.plan.simulation import simulate
 from manyhands.types import UsageError
 
 # One step a rollout, one update a rollout, T = 100 ms with the rollout, τ = 10 ms; nothing is moved, nothing is random.
-EXACT = Measured("snake-downpour", 1000, 1.0, 1.0, (Costs(1, 0.04, 0.06),), 0.01, 0.0, (), (), 2**20, 2, "a CPU")
+EXACT = Measured("snake-downpour", 1000, 1.0, 1.0, (Costs(1, 0.04, 0.06),), 0.01, 0.0, (), (), 2**20, 0, 2, "a CPU")
 FAR = Machines(cores=1, learners_each=1)  # a machine each, a network without limits
 
 
@@ -177,3 +178,32 @@ def test_larger_batches_move_the_bend():
     assert many["larger_batch_steps_per_s"] == pytest.approx(4 * 100, rel=0.02)  # 100 updates/s, of four steps each
     assert many["steps_per_s"] == pytest.approx(100, rel=0.02)
     assert "batches 4 times as large: 400 steps/s" in show(result)
+
+
+def test_all_reduce_has_no_servers_network():
+    """Each machine sends and receives its vector twice, at the same time as the others: 64 of them need no longer than two."""
+    measured = replace(EXACT, parameters=1_000_000)
+    far = replace(FAR, bytes_per_s=1e9)
+    for n in (2, 64):
+        found = closed_form(measured, Topology("allreduce", n), far)
+        assert set(found["limits"]) == {"learners"} and found["steps_per_s"] == pytest.approx(n / (0.1 + 0.01 + 0.008))
+
+
+def test_on_one_machine_the_cores_are_the_bend():
+    alone, shared = (closed_form(EXACT, Topology("asynchronous", 16), machines)["bend"] for machines in (FAR, Machines(2)))
+    assert alone == pytest.approx(10) and shared == pytest.approx(2)
+
+
+def test_a_replay_is_divided_among_the_learners():
+    measured = replace(EXACT, bytes_per_learner=100, replay_bytes=1000)
+    rows = plan(measured, load_recipe("snake-downpour"), [1, 4], Machines(2), 1e6)["rows"]
+    assert [row["bytes_per_machine"] for row in rows] == [1100, 1400]
+
+
+def test_long_rollouts_are_measured_in_parts():
+    recipe = load_recipe("pong-ppo", {"device": "cpu"})
+    part, times = shorter(recipe)
+    whole = recipe.sampler.num_envs * recipe.sampler.horizon
+    assert part.sampler.num_envs * part.sampler.horizon * times == whole
+    assert part.memory.minibatches * times == recipe.memory.minibatches
+    assert times == 8 and shorter(load_recipe("cartpole-ppo", {"device": "cpu"}))[1] == 1
