@@ -134,7 +134,8 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     crowded, crowd = max(together * costs.busy / machines.cores, 1.0), machines.crowd(n)
     alone_s = (cpu_s + moved) * crowded + 2 * machines.latency_s
     if topology.store in ("asynchronous", "synchronous"):
-        alone_s += measured.call_s(crowd) * (2 if topology.store == "synchronous" else 1)
+        # Synchronous: a gradient is offered to the servers, announced to the chief, and the parameters are asked for.
+        alone_s += measured.call_s(crowd) * (3 if topology.store == "synchronous" else 1)
     own_update = measured.update_s * crowded if topology.store in ("local", "shared") else 0.0
     if topology.store == "allreduce":
         own_update = measured.reduction_s(crowd) + (0.0 if machines.one else 2 * measured.vector_bytes / machines.bytes_per_s)

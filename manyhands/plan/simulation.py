@@ -141,6 +141,7 @@ class Play:
         yield from self._call(learner)
         yield from self._move(learner)
         yield all_of(queue.serve(measured.copy_s * 0.5 / shards) for queue in self.queues)  # a copy is held until it is used
+        yield from self._call(learner)  # announced to the chief
         if version < self.version:
             self.late += 1
         else:
