@@ -95,6 +95,8 @@ class Alone:
             "steps": steps / n,
             "updates": updates / n,
             "spread": statistics.pstdev(took) / statistics.fmean(took),
+            "simulate_s": learner.sampler.seconds["simulate"] / n,
+            "act_s": learner.sampler.seconds["act"] / n,
             "busy": (time.process_time() - used) / (time.perf_counter() - begin),
         }
 
@@ -104,7 +106,8 @@ class Alone:
 
 def learners(recipe: Recipe, threads: int) -> dict[str, float]:
     """Of as many learners at once as have room on the machine's cores: what one has without the others is not what it gets."""
-    host, ranks = ProcessHost(), max(machine.cores() // threads, 1)
+    on_gpu = find_device(recipe.device).type == "cuda"  # which is shared in the simulation, not here
+    host, ranks = ProcessHost(), 1 if on_gpu else max(machine.cores() // threads, 1)
     recipe, times = shorter(recipe)
     handles = [host.start(Alone, recipe, rank, ranks, threads, name=f"learner {rank}", threads=threads) for rank in range(ranks)]
     try:
@@ -117,7 +120,7 @@ def learners(recipe: Recipe, threads: int) -> dict[str, float]:
         for handle in handles:
             handle.close(time.monotonic())
     means = {name: statistics.fmean(row[name] for row in told) for name in told[0]}
-    return {**means, **{name: times * means[name] for name in ("rollout_s", "steps", "updates")}}
+    return {**means, **{name: times * means[name] for name in ("rollout_s", "simulate_s", "act_s", "steps", "updates")}}
 
 
 def _few(threads: set[int]) -> list[int]:
@@ -136,7 +139,8 @@ def measure(recipe: Recipe, threads: set[int]) -> Measured:
     for number in _few(threads):
         told = learners(recipe, number)
         gradient_s = max(told["learn_s"] - update_s, 0.0) if find_device(recipe.device).type == "cpu" else told["learn_s"]
-        costs.append(Costs(number, told["rollout_s"], gradient_s, told["spread"], told["busy"]))
+        kept = {name: told[name] for name in ("rollout_s", "spread", "busy", "simulate_s", "act_s")}
+        costs.append(Costs(number, gradient_s=gradient_s, **kept))
     work_s = costs[0].rollout_s / told["updates"] + costs[0].gradient_s
     central = isinstance(recipe.store, ServersConfig | SharedConfig)
     calls = meetings.calls(recipe, work_s) if isinstance(recipe.store, ServersConfig) else ()
@@ -148,4 +152,5 @@ def measure(recipe: Recipe, threads: set[int]) -> Measured:
     return Measured(
         recipe.name, size, told["steps"], told["updates"], tuple(costs), update_s, copy_s, calls, reductions,
         memory + BEYOND, replay, described["cores"], described["cpu"],
+        machine.gpus() if find_device(recipe.device).type == "cuda" else 0,
     )  # fmt: skip

@@ -24,6 +24,8 @@ class Costs:
     gradient_s: float  # T: from a batch to its gradient
     spread: float = 0.0  # standard deviation over mean, of whole rollouts with their updates
     busy: float = 1.0  # cores that it keeps busy on average
+    simulate_s: float = 0.0  # of rollout_s, waiting for simulators
+    act_s: float = 0.0  # of rollout_s, the network's share
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Measured:
     replay_bytes: int  # of all learners together
     cores: int
     cpu: str
+    gpus: int = 0  # of a machine, where the networks are
 
     def at(self, threads: int) -> Costs:
         """With that many threads, or the nearest number that was measured."""
@@ -129,10 +132,12 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     bend is: P = T/τ learners, for servers that are asked one gradient at a time."""
     n, costs = topology.learners, measured.at(machines.threads(topology.learners))
     together = min(machines.learners_each or n, n)  # on one machine
-    cpu_s = costs.rollout_s / measured.updates_per_rollout + costs.gradient_s
+    network_s = costs.act_s / measured.updates_per_rollout + costs.gradient_s
+    whole_s = costs.rollout_s / measured.updates_per_rollout + costs.gradient_s
+    gpu_s = network_s if measured.gpus else 0.0
     moved = 2 * measured.copy_s if topology.store in ("asynchronous", "synchronous", "shared") else 0.0
     crowded, crowd = max(together * costs.busy / machines.cores, 1.0), machines.crowd(n)
-    alone_s = (cpu_s + moved) * crowded + 2 * machines.latency_s
+    alone_s = (whole_s - gpu_s + moved) * crowded + gpu_s + 2 * machines.latency_s
     if topology.store in ("asynchronous", "synchronous"):
         # Synchronous: a gradient is offered to the servers, announced to the chief, and the parameters are asked for.
         alone_s += measured.call_s(crowd) * (3 if topology.store == "synchronous" else 1)
@@ -140,6 +145,8 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     if topology.store == "allreduce":
         own_update = measured.reduction_s(crowd) + (0.0 if machines.one else 2 * measured.vector_bytes / machines.bytes_per_s)
     limits = {"learners": n / (alone_s + own_update)}
+    if measured.gpus:
+        limits["GPUs"] = machines.number(n) * measured.gpus / network_s
     if topology.store == "asynchronous":
         limits["servers"] = topology.shards / (measured.update_s + measured.copy_s)
     if topology.store == "synchronous":
@@ -160,5 +167,5 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
         "updates_per_s": gradients / made,
         "bottleneck": bottleneck,
         "limits": limits,
-        "bend": min(_bend(measured, topology, machines, cpu_s + moved), room),
+        "bend": min(_bend(measured, topology, machines, whole_s + moved), room),
     }

@@ -59,6 +59,12 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
         "measured_on": f"{measured.cpu}, {measured.cores} cores",
         "gradient_s": measured.costs[0].gradient_s,
         "gradient_threads": measured.costs[0].threads,
+        "simulate_s": measured.costs[0].simulate_s,
+        "act_s": measured.costs[0].act_s,
+        "rollout_s": measured.costs[0].rollout_s,
+        "learn_s": measured.costs[0].gradient_s * measured.updates_per_rollout,
+        "steps_per_rollout": measured.steps_per_rollout,
+        "gpus": measured.gpus,
         "update_s": measured.update_s,
         "copy_s": measured.copy_s,
         "bend": rows[-1]["formula"]["bend"],
@@ -68,6 +74,14 @@ def plan(measured: Measured, recipe: Recipe, learners: list[int], machines: Mach
     }
 
 
+def _parts(result: dict[str, Any]) -> str:
+    """What a rollout and its gradients go into, and how fast each part would be by itself."""
+    whole = result["rollout_s"] + result["learn_s"]
+    told = {"simulating": result["simulate_s"], "acting": result["act_s"], "gradients": result["learn_s"]}
+    rates = {name: f"{result['steps_per_rollout'] / s:,.0f} steps/s" for name, s in told.items() if s > 0}
+    return ", ".join(f"{name} {told[name] / whole:.0%} (alone {rate})" for name, rate in rates.items())
+
+
 def show(result: dict[str, Any]) -> str:
     threads = result["gradient_threads"]
     own = "one thread" if threads == 1 else f"{threads} threads"
@@ -75,6 +89,7 @@ def show(result: dict[str, Any]) -> str:
         f"{result['recipe']} ({result['store']}), measured on {result['measured_on']}: T (a gradient) "
         f"{1e3 * result['gradient_s']:,.1f} ms on {own}, τ (an update) {1e3 * result['update_s']:,.2f} ms, "
         f"the vector from one process to another {1e3 * result['copy_s']:,.2f} ms",
+        f"a learner's time: {_parts(result)}",
         "learners  machines    steps/s    formula  updates/s  staleness  late  GiB each  hours  limited by",
     ]
     for row in result["rows"]:

@@ -26,6 +26,7 @@ class Play:
         self.cores = [Shared(self.simulation, machines.cores) for _ in range(number)]
         self._costs: Costs = measured.at(machines.threads(n))
         self._crowd = machines.crowd(n)
+        self.gpus = [Shared(self.simulation, measured.gpus) for _ in range(number)] if measured.gpus else []
         central = topology.store in ("asynchronous", "synchronous")
         served_on = self.cores[:1] if machines.one else [Shared(self.simulation, machines.cores) for _ in range(topology.shards)]
         self.queues = [Queue(served_on[i % len(served_on)]) for i in range(topology.shards)]
@@ -63,6 +64,12 @@ class Play:
 
         return request
 
+    def _network(self, learner: int, seconds: float) -> Request:
+        """On one of the machine's GPUs, if that is where networks are."""
+        if not self.gpus:
+            return self._compute(learner, seconds)
+        return self.gpus[learner // (self.machines.learners_each or self.topology.learners)].use(seconds)
+
     def _call(self, learner: int) -> Iterator[Request]:
         """Asking and being answered: what it costs where nobody is in the way takes a core, the rest is waiting for one."""
         alone_s = self.measured.call_s(0.0)
@@ -86,11 +93,12 @@ class Play:
         self._base[learner] = self.version
         while True:
             slower = self._jitter()
-            yield self._compute(learner, self._costs.rollout_s * slower)
+            yield self._compute(learner, (self._costs.rollout_s - self._costs.act_s) * slower)
+            yield self._network(learner, self._costs.act_s * slower)
             owed += measured.updates_per_rollout
             while owed >= 1:
                 owed -= 1
-                yield self._compute(learner, self._costs.gradient_s * slower)
+                yield self._network(learner, self._costs.gradient_s * slower)
                 yield from learn(learner)
                 self.gradients += 1
 
@@ -195,6 +203,8 @@ class Play:
         if self.topology.store in ("asynchronous", "synchronous", "shared"):
             name = "locks" if self.topology.store == "shared" else "servers"
             used[name] = sum(queue.served for queue in self.queues) / len(self.queues)
+        if self.gpus:
+            used["GPUs"] = sum(gpu.used / gpu.capacity for gpu in self.gpus) / len(self.gpus)
         if self.links:
             used["learners' network"] = sum(link.used for link in self.links) / len(self.links)
             used["servers' network"] = sum(link.used for link in self.server_links) / len(self.server_links)

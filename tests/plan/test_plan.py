@@ -207,3 +207,16 @@ def test_long_rollouts_are_measured_in_parts():
     assert part.sampler.num_envs * part.sampler.horizon * times == whole
     assert part.memory.minibatches * times == recipe.memory.minibatches
     assert times == 8 and shorter(load_recipe("cartpole-ppo", {"device": "cpu"}))[1] == 1
+
+
+def test_a_gpu_is_shared():
+    """Networks take 80 of 100 ms: one GPU is busy with two learners, two with three."""
+    costs = (Costs(1, 0.04, 0.06, act_s=0.02),)
+    for gpus, most in ((1, 12.5), (2, 25.0)):
+        measured = replace(EXACT, costs=costs, update_s=1e-4, gpus=gpus)
+        four = simulate(measured, Topology("asynchronous", 4), Machines(4))
+        assert four["updates_per_s"] == pytest.approx(most, rel=0.02) and four["bottleneck"] == "GPUs"
+        formula = closed_form(measured, Topology("asynchronous", 4), Machines(4))
+        assert formula["updates_per_s"] == pytest.approx(most) and formula["bottleneck"] == "GPUs"
+    told = plan(replace(EXACT, costs=costs), load_recipe("snake-downpour"), [1], FAR, 1e6)
+    assert "acting 20% (alone 50 steps/s), gradients 60% (alone 17 steps/s)" in show(told)
