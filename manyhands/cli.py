@@ -158,6 +158,8 @@ def plan(arguments: list[str]) -> int:
     recipe, own = _recipe_and_options("plan", arguments, PLAN_OPTIONS)
     recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
     if own["recommend"]:
+        if own["measured"] or own["save"] or own["out"]:
+            raise UsageError("--recommend tries things out here: it takes no --measured, --save or --out")
         from manyhands.plan import recommend as tried
 
         advice = tried.recommend(recipe, lambda line: print(line, file=sys.stderr))
@@ -168,7 +170,9 @@ def plan(arguments: list[str]) -> int:
     except ValueError:
         raise UsageError(f"--learners {own['learners']}: must be whole numbers with commas between them") from None
     if min(learners) < 1 or own["cores"] < 0 or own["learners_per_machine"] < 0 or own["gbit"] <= 0 or own["latency_ms"] < 0:
-        raise UsageError("--learners must be at least 1, --gbit positive, the others not negative")
+        raise UsageError("--learners must be at least 1, --gbit positive, the others not negative (--cores 0: as many as here)")
+    if own["steps"] <= 0:
+        raise UsageError(f"--steps {own['steps']:g}: must be positive")
     check_plannable(recipe)
     if own["save"] and (not Path(own["save"]).parent.is_dir() or Path(own["save"]).is_dir()):
         raise UsageError(f"--save {own['save']}: no such folder, or one itself")
@@ -182,6 +186,8 @@ def plan(arguments: list[str]) -> int:
             raise UsageError(f"--measured {own['measured']}: measured for {measured.recipe}, not for {recipe.name}")
     else:
         threads = {min(machines.threads(n), machine.cores()) for n in learners}
+        if not own["json"]:
+            print("measuring learners, and what meeting costs them; half a minute or so", file=sys.stderr)
         measured = measure(recipe, threads)
     if own["save"]:
         measured.save(Path(own["save"]))
@@ -432,7 +438,8 @@ def _options(cls: Any, command: str, arguments: list[str], about: str) -> Any:
             check_flags([word], flags)
         words += [word, "True"] if word in switches else [word]
     if not words:
-        raise UsageError(f"usage: {_program(command)} RUN   ('{_program(command)} --help' explains)")
+        asked = dataclasses.fields(cls)[0].name.upper()
+        raise UsageError(f"usage: {_program(command)} {asked}   ('{_program(command)} --help' explains)")
     return parse(cls, words, _program(command), description=about)
 
 
@@ -502,6 +509,8 @@ def record_starts(arguments: list[str]) -> int:
     if o.number < 1:
         raise UsageError(f"--number {o.number}: must be at least 1")
     path = o.out or default_path(env.id)
+    if path.is_file():
+        raise UsageError(f"{path} exists already: give another --out, or delete it")
     if path.is_dir() or (path.parent.exists() and not os.access(path.parent, os.W_OK)):
         raise UsageError(f"--out {path}: a file cannot be written there")
     run = None if o.run is None else Run.open(o.run)

@@ -139,6 +139,7 @@ def test_what_was_measured_elsewhere_is_read(tmp_path, capsys):
 
 def test_a_recipe_is_measured_here(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("manyhands.plan.measure.SECONDS", 0.5)
+    monkeypatch.setattr("manyhands.plan.meetings.SECONDS", 0.2)
     assert cli.plan(["cartpole-ppo", "--learners", "1,2", "--save", str(tmp_path / "here.json"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     here = Measured.load(tmp_path / "here.json")
