@@ -130,8 +130,7 @@ def bench(arguments: list[str]) -> int:
     from manyhands.build import Custom
 
     recipe, own = _recipe_and_options("bench", arguments, {"seconds": 15.0, "json": False, "picture": ""})
-    if own["picture"] and not Path(own["picture"]).parent.is_dir():
-        raise UsageError(f"--picture {own['picture']}: no such folder")
+    _check_picture("--picture", own["picture"])
     result = benches.bench(recipe, Custom(), own["seconds"])
     if own["picture"]:
         from manyhands.plot import bars

@@ -1,6 +1,7 @@
 """The one large matrix of a convolutional network, with less traffic to memory on a CPU than torch's own layer.
 
-For the nature network, 1.6 of 1.69 M parameters: an update of 32 samples on two cores takes 1.8 ms less of 24.
+For the nature network, 1.6 of 1.69 M parameters: together with gate.length() it makes DQN on Pong, in batches of 32 on two
+cores, 1.1 times as fast, PPO and A2C 1.01 to 1.04 times.
 """
 
 from __future__ import annotations
