@@ -266,19 +266,20 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     try:
         model = make_model(recipe, algorithm, sampler.spec, device, custom)
         store = make_store(recipe, model, seat, meeting)
-        memory = make_memory(recipe, algorithm, model, sampler, seat, store, meeting.places)
+        memory = make_memory(recipe, algorithm, model, sampler, custom, seat, store, meeting.places)
     except BaseException:
         sampler.close()
         raise
     common = (algorithm, model, sampler, memory, store, recipe.total_steps, recipe.graphs and custom.ours)
+    far = isinstance(sampler, LockstepSampler) and sampler.far
     if isinstance(recipe.memory, ReplayConfig):
-        return Learner(*common, explore=make_explore(recipe, seat))
+        return Learner(*common, act_aside=far, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     config = recipe.memory
     once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
     keep = once and custom.ours and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
-    return Learner(*common, keep_acting=keep)
+    return Learner(*common, keep_acting=keep, act_aside=far and config.overlap)
 
 
 def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
@@ -293,14 +294,22 @@ def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:
 
 
 def make_memory(
-    recipe: Recipe, algorithm: Algorithm, model: Model, sampler: Sampler, seat: Seat, store: Store, places: Places | None
+    recipe: Recipe,
+    algorithm: Algorithm,
+    model: Model,
+    sampler: Sampler,
+    custom: Custom,
+    seat: Seat,
+    store: Store,
+    places: Places | None,
 ) -> Memory:
     config, device = recipe.memory, model.parameters.device
     seed = recipe.seed if seat.rank == seat.life == 0 else random.key(recipe.seed, seat.rank, seat.life)
     pauses = 0 if recipe.sampler.kind == "pipelined" else recipe.sampler.horizon * len(group_sizes(recipe))
     if isinstance(config, FreshConfig):
         prepare = partial(algorithm.prepare, model.net)
-        return FreshMemory(prepare, config.epochs, config.minibatches, seed, pauses if config.overlap else 0)
+        capture = recipe.graphs and custom.ours and device.type == "cuda"
+        return FreshMemory(prepare, config.epochs, config.minibatches, seed, pauses if config.overlap else 0, capture)
     if places is not None and places.replays:
         return RemoteReplay(config, places.replays, seat, device, seed, recipe.total_steps, lambda: store.clock.steps)
     config = config.share(seat.learners)

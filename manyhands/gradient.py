@@ -33,32 +33,37 @@ class Gradient:
 
 
 class CapturedGradient(Gradient):
-    """Batches are copied to where the graph reads them; what it returns is overwritten by the next call."""
+    """Batches are copied to where the graph reads them, unless they are there; what it returns is overwritten by the next
+    call."""
 
     def __init__(self, algorithm: Algorithm, model: Model, target: Any) -> None:
         super().__init__(algorithm, model, target)
         self._progress = torch.zeros((), device=model.parameters.device)
         self._graphs: dict[int, tuple[Any, Captured]] = {}  # minibatches may differ by a sample
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # the first batch of each size, until there is a graph for it
 
     def __call__(self, batch: Any, progress: float | Tensor, known: list[Tensor]) -> Loss:
         n = len(batch.weight)
-        if self._graphs and n not in self._seen:  # a size that may never come again
-            self._seen.add(n)
+        if n not in self._seen:  # a size that may never come again
+            self._seen[n] = batch
             return super().__call__(batch, progress, known)
         if n not in self._graphs:
-            self._seen.add(n)
-            self._graphs[n] = self._prepared(batch)
+            # A memory that hands out the same object again, as a captured draw does, has new contents in the same tensors.
+            self._graphs[n] = self._prepared(batch, stays=self._seen[n] is batch)
+            self._seen[n] = None
         static, graph = self._graphs[n]
-        for f in fields(batch):
-            if f.name != "keys":  # for the replay only
-                getattr(static, f.name).copy_(getattr(batch, f.name), non_blocking=True)
+        if batch is not static:
+            for f in fields(batch):
+                if f.name != "keys":  # for the replay only
+                    getattr(static, f.name).copy_(getattr(batch, f.name), non_blocking=True)
         self._progress.fill_(progress)
         return graph()
 
-    def _prepared(self, batch: Any) -> tuple[Any, Captured]:
+    def _prepared(self, batch: Any, stays: bool) -> tuple[Any, Captured]:
         device = self._model.parameters.device
-        static = replace(batch, **{f.name: torch.empty_like(getattr(batch, f.name), device=device) for f in fields(batch)})
+        static = batch
+        if not stays:
+            static = replace(batch, **{f.name: torch.empty_like(getattr(batch, f.name), device=device) for f in fields(batch)})
 
         def compute() -> Loss:
             loss = super(CapturedGradient, self).__call__(static, self._progress, [])

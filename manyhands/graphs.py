@@ -10,9 +10,9 @@ import torch
 
 
 @functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for all captures: libraries keep a workspace for each stream they have seen."""
-    return torch.cuda.Stream(device)
+def _side_stream(device: int, priority: int) -> torch.cuda.Stream:
+    """One for all captures: libraries keep a workspace for each stream they have seen. Kernels keep its priority."""
+    return torch.cuda.Stream(device, priority)
 
 
 class Captured:
@@ -44,7 +44,7 @@ class Captured:
 
     def _capture(self) -> None:
         with torch.cuda.device(self._device):  # a learner's GPU need not be the current one
-            side = _side_stream(torch.cuda.current_device())
+            side = _side_stream(torch.cuda.current_device(), torch.cuda.current_stream().priority)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):  # libraries make their own preparations during the first calls
                 before = [x.clone() for x in self._changes]

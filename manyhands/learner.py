@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from manyhands.actor import Actor
@@ -28,6 +29,7 @@ class Learner:
         total_steps: int,
         capture: bool = True,
         keep_acting: bool = False,
+        act_aside: bool = False,
         explore: Callable[[Clock], Tensor] | None = None,
     ) -> None:
         self.model = model
@@ -35,7 +37,7 @@ class Learner:
         self.memory = memory
         self.store = store
         self._total_steps = total_steps
-        self.actor = Actor(algorithm, model, keep_acting)
+        self.actor = Actor(algorithm, model, keep_acting, act_aside, act_aside and explore is not None)
         self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
         captured = capture and model.parameters.is_cuda
         self._gradient = (CapturedGradient if captured else Gradient)(algorithm, model, self._target)
@@ -73,7 +75,8 @@ class Learner:
         self.clock = self.store.refresh()
         self.actor.refresh(self.clock.updates)
         if self._explore is not None:
-            self.sampler.epsilon.copy_(self._explore(self.clock))
+            with torch.cuda.stream(self.actor.stream):
+                self.sampler.epsilon.copy_(self._explore(self.clock))
 
     def _note_lag(self, rollout: Rollout) -> None:
         """How many updates old the policy is whose actions are about to be learned from, where that is not always 0."""
@@ -101,6 +104,7 @@ class Learner:
             "sampler": self.sampler.state(mid_rollout),
             "memory": self.memory.state(),
             "sums": self.sums.state(),
+            "actor": self.actor.state(),
             **({"target": self._target.state()} if self._target else {}),
         }
 
@@ -108,6 +112,7 @@ class Learner:
         self.sampler.load(state["sampler"])
         self.memory.load(state["memory"])
         self.sums.load(state["sums"])
+        self.actor.load(state.get("actor", {}))
         if self._target:
             self._target.load(state["target"])
 

@@ -193,6 +193,7 @@ class Policy(Protocol):
     """What the sampler asks for actions."""
 
     version: int
+    stream: Any  # the CUDA stream on which simulators that are elsewhere are served; None: the current one
 
     def act(self, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]: ...
 

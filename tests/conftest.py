@@ -49,6 +49,7 @@ class FixedPolicy:
     """Acts by a rule on the observation; its value of a state is 10 * position + episode."""
 
     version = 7
+    stream = None
 
     def __init__(self, actions: int = 2) -> None:
         self.actions = actions

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from manyhands.actor import Actor
 from manyhands.build import Custom, make_learner
 from manyhands.config import load_recipe
 from manyhands.nets.flat import flatten
@@ -72,7 +73,7 @@ REPLAYING = ["pong-dqn-512", "pong-categorical-2048", "pong-rainbow-512"]
 
 
 @GPU
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "pong-ga3c", *REPLAYING])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", *REPLAYING])
 def test_captured_training_equals_training_kernel_by_kernel(name):
     """Three updates: longer, rounding changes an action, and with it everything that follows."""
     changes = {
@@ -81,6 +82,8 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
     }
     if name in REPLAYING:
         changes["memory"] = {"capacity": 2000, "batch": 16, "warmup_steps": 64}
+    elif name == "overlapped":
+        name, changes["memory"] = "pong-ppo", {"epochs": 2, "minibatches": 2, "overlap": True}
     elif name == "pong-ga3c":
         changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
     results = {}
@@ -97,3 +100,36 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
     assert clock == clock_too and metrics.keys() == expected.keys()
     assert (captured - eager).abs().max() < 1e-4
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=1e-3)
+
+
+@GPU
+def test_who_acts_behind_has_the_parameters_of_the_rollout_before_also_after_a_resume():
+    model = flatten(torch.nn.Linear(3, 2).cuda())
+    actor = Actor(None, model, aside=True, behind=True)
+    resumed = Actor(None, model, aside=True, behind=True)
+    for i in range(4):
+        model.parameters.fill_(i)
+        actor.refresh(10 * i)
+        torch.cuda.synchronize()
+        assert (actor._model.parameters == max(i - 1, 0)).all() and actor.version == 10 * max(i - 1, 0)
+        if i == 2:
+            resumed.load(actor.state())
+            resumed.refresh(20)  # as a run does when it begins
+    resumed.refresh(30)
+    torch.cuda.synchronize()
+    assert (resumed._model.parameters == 2).all() and resumed.version == 20
+
+
+@GPU
+def test_a_slow_learner_does_not_delay_whoever_acts_aside():
+    """While the learner's stream is busy for a second the acting stream answers, on parameters from before."""
+    model = flatten(torch.nn.Linear(3, 2).cuda())
+    actor = Actor(None, model, aside=True, behind=True)
+    actor.refresh(0)
+    torch.cuda._sleep(2_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    actor.refresh(1)
+    actor.stream.synchronize()
+    assert not busy.query()
+    torch.cuda.synchronize()

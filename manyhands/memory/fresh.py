@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from manyhands.graphs import Captured
 from manyhands.maths import random
 from manyhands.maths.stacking import rollout_stacks
 from manyhands.types import PolicyBatch, Rollout, UsageError
@@ -33,12 +36,20 @@ class FreshMemory:
 
     pauses: in how many moments between two rollouts it will be asked for batches; then it hands them out evenly over these,
     and what is left of one rollout when the next is there. 0: all at once.
+    capture: prepare rollouts by one launch, where they are on a GPU.
     """
 
     def __init__(
-        self, prepare: Callable[[Rollout], PolicyBatch], epochs: int, minibatches: int, seed: int, pauses: int = 0
+        self,
+        prepare: Callable[[Rollout], PolicyBatch],
+        epochs: int,
+        minibatches: int,
+        seed: int,
+        pauses: int = 0,
+        capture: bool = False,
     ) -> None:
         self._prepare = prepare
+        self._all_of = _OfRollout(self._samples) if capture else self._samples
         self._epochs = epochs
         self._minibatches = minibatches
         self._seed = seed
@@ -65,15 +76,17 @@ class FreshMemory:
     def _begin(self) -> None:
         assert self._next is not None
         rollout, self._next = self._next, None
-        self._batches = self._split(rollout, self._prepare(rollout), self._rollouts)
+        self._batches = self._split(self._all_of(rollout), self._rollouts)
         self._rollouts += 1
         self._taken = 0
 
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         raise TypeError("a fresh memory has no priorities")
 
-    def _split(self, rollout: Rollout, whole: PolicyBatch, number: int) -> Iterator[PolicyBatch]:
-        whole = replace(whole, obs=rollout_stacks(rollout, 0, len(rollout.action)))
+    def _samples(self, rollout: Rollout) -> PolicyBatch:
+        return replace(self._prepare(rollout), obs=rollout_stacks(rollout, 0, len(rollout.action)))
+
+    def _split(self, whole: PolicyBatch, number: int) -> Iterator[PolicyBatch]:
         n = len(whole.action)
         for epoch in range(self._epochs):
             if self._minibatches == 1:
@@ -89,6 +102,29 @@ class FreshMemory:
 
     def load(self, state: dict) -> None:
         self._rollouts = state["rollouts"]
+
+
+class _OfRollout:
+    """Calls a function of a rollout on a GPU as one launch. What a rollout holds is copied to where that reads it; the next call
+    overwrites what it gave."""
+
+    def __init__(self, function: Callable[[Rollout], PolicyBatch]) -> None:
+        self._function = function
+        self._static: dict[str, Tensor] = {}
+        self._graph: Captured | None = None
+
+    def __call__(self, rollout: Rollout) -> PolicyBatch:
+        own: dict[str, Any] = {f.name: getattr(rollout, f.name) for f in fields(rollout) if f.name != "version"}
+        tensors = {name: x for name, x in own.items() if isinstance(x, Tensor)} | rollout.extras
+        if self._graph is None:
+            self._static = {name: torch.empty_like(x) for name, x in tensors.items()}
+            extras = {name: self._static[name] for name in rollout.extras}
+            fixed: dict[str, Any] = {name: x for name, x in self._static.items() if name in own}
+            rollout = replace(rollout, extras=extras, **fixed)
+            self._graph = Captured(lambda: self._function(rollout), rollout.obs.device)
+        for name, x in tensors.items():
+            self._static[name].copy_(x)
+        return self._graph()
 
 
 def _rows(obs: Tensor, rows: Tensor) -> Tensor:

@@ -160,6 +160,7 @@ class Replay:
         self._drawn = 0  # batches
         self._free_steps, self._free_batches = config.warmup_steps, 0  # these paid for nothing, those cost nothing
         self._share, self._taken = 0, 0
+        self._resumed = False
 
     def __len__(self) -> int:
         """Slots that may be drawn, of all simulators, resets among them included."""
@@ -191,6 +192,7 @@ class Replay:
             ring[at] = new.to(self._device)
         self._end += slots
         self._steps += rollout.steps
+        self._resumed = False
         if self._tree is not None:
             self._admit(old, self._drawable())
         self._share, self._taken = -(-self.owed // self._pauses), 0
@@ -205,7 +207,8 @@ class Replay:
         if self._end:
             # A simulator that was lost in the last slot of the rollout before: nothing may span it.
             self._cut[(self._end - 1) % self._length] |= rollout.weight[0].to(self._device) == 0
-            self._mend_seam(rollout.first[history].to(self._device))
+            if self._resumed or self._device.type == "cpu":  # asking a GPU means waiting for it
+                self._mend_seam(rollout.first[history].to(self._device))
         elif history:  # begun in the middle of an episode, after a resume without contents: the rows before the first
             self._frames[-history:] = rollout.obs[:history].to(self._device)
             self._first[-history:] = rollout.first[:history].to(self._device)
@@ -357,7 +360,7 @@ class Replay:
         return {**counts, "contents": True, "end": self._end, **rings, **tree}
 
     def load(self, state: dict) -> None:
-        self._steps, self._drawn = state["steps"], state["drawn"]
+        self._steps, self._drawn, self._resumed = state["steps"], state["drawn"], True
         if not state["contents"]:  # filled anew by the policy, as many steps as the warm-up had, before learning goes on
             self._free_steps, self._free_batches = self._steps + self._config.warmup_steps, self._drawn
             return

@@ -73,6 +73,11 @@ class LockstepSampler:
         self._started = False
 
     @property
+    def far(self) -> bool:
+        """The simulators are elsewhere than their frames."""
+        return self._buffers[0].far
+
+    @property
     def replaced_workers(self) -> int:
         return sum(getattr(group, "replaced", 0) for group in self.groups)
 
@@ -82,24 +87,33 @@ class LockstepSampler:
         for buffer in self._buffers:
             if buffer.far:
                 buffer.serving = [self._serving(policy, buffer, columns) for columns in self._columns]
+        acting = policy.stream if self.far else None
+        if acting is not None:
+            acting.wait_stream(torch.cuda.current_stream())
         while True:
             buffer = self._buffers.pop(0)
-            buffer.begin(self._buffers[0])
+            with torch.cuda.stream(acting):
+                buffer.begin(self._buffers[0])
             self._buffers.append(buffer)
             if not buffer.far:
                 slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
                 noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
             for t in range(self._horizon):
                 for g in range(len(self.groups)):
-                    if t and self._overlap:
-                        self._receive(g, buffer, t - 1)
-                    self._act(policy, g, buffer, t, None if buffer.far else noise[t, self._columns[g]])
+                    with torch.cuda.stream(acting):
+                        if t and self._overlap:
+                            self._receive(g, buffer, t - 1)
+                        self._act(policy, g, buffer, t, None if buffer.far else noise[t, self._columns[g]])
                     yield None
                     if not self._overlap:
-                        self._receive(g, buffer, t)
+                        with torch.cuda.stream(acting):
+                            self._receive(g, buffer, t)
             if self._overlap:
-                for g in range(len(self.groups)):
-                    self._receive(g, buffer, self._horizon - 1)
+                with torch.cuda.stream(acting):
+                    for g in range(len(self.groups)):
+                        self._receive(g, buffer, self._horizon - 1)
+            if acting is not None:
+                torch.cuda.current_stream().wait_stream(acting)
             self._slot += self._horizon
             yield self._finish(buffer, policy.version)
 
@@ -225,7 +239,7 @@ class _Buffer:
         self.reward = torch.zeros(T, B, device=self.side)
         self.terminated, self.truncated, self.life_lost = torch.zeros(3, T, B, dtype=torch.bool, device=self.side)
         self.memory = {"obs": self.obs, "first": self.first, "action": self.action}  # and what else acting gives
-        self.far = device.type == "cuda" and self.side.type == "cpu"  # the simulators are elsewhere than their frames
+        self.far = device.type == "cuda" and self.side.type == "cpu"
         self.serving: list[Serving] = []
         self._stack, self._simulators = spec.stack, sampler._simulators
         self.stacks: Tensor | None = None  # [T+1, B, *obs], a view of channels-last memory

@@ -1,7 +1,7 @@
 """Acting on a GPU for simulators that are not there: frames go over once, one captured launch answers with actions.
 
-Stacking, the network, the drawing of actions and the notes about them are one CUDA graph. While a rollout is being filled
-the only point at which anybody waits for the GPU is for the actions.
+Keeping frames is one CUDA graph; stacking, the network, the drawing of actions and the notes about them are another. While a
+rollout is being filled the only point at which anybody waits for the GPU is for the actions.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Serving:
         self._put_at = _Mail((3, n), torch.int64, device)
         self._act_at = _Mail((3, n), torch.int64, device)
         self._actions = _Mail((n,), torch.int64, device)
+        self._put = Captured(self._keep, device, capture)
         self._act = Captured(self._choose, device, capture)
         self._arrived = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -48,6 +49,9 @@ class Serving:
         """What the simulators `who` show becomes row `at` of the memory."""
         self._frames.here[...] = obs
         self._put_at.write(at, who, first)
+        self._put()
+
+    def _keep(self) -> None:
         rows, columns, begins = self._put_at.send()
         self._memory["obs"][rows, columns] = self._frames.send()
         self._memory["first"][rows, columns] = begins.bool()
@@ -55,7 +59,6 @@ class Serving:
     def act(self, slot: np.ndarray | int, who: np.ndarray, number: np.ndarray | int) -> np.ndarray:
         """Actions for the simulators `who` in that slot of the memory; `number` counts their slots since the run began."""
         self._act_at.write(slot, who, number)
-        self._act_at.send()
         self._act()
         if self._arrived is not None:
             self._arrived.record()
@@ -63,7 +66,7 @@ class Serving:
         return self._actions.here.copy()  # simulators may read it later than the next call
 
     def _choose(self) -> None:
-        slot, who, number = self._act_at.there
+        slot, who, number = self._act_at.send()
         memory, history = self._memory, self._spec.stack - 1
         seen = stacked(memory["obs"], memory["first"], (slot + history) * memory["obs"].shape[1] + who, self._spec.stack)
         noise = random.uniform(self._seed, random.ACT, self._ids[who], number, 2)
