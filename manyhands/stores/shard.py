@@ -33,6 +33,6 @@ class Shard:
         return {"parameters": self.parameters, "optimiser": self.memory}
 
     def load(self, state: dict) -> None:
-        self.parameters.copy_(state["parameters"])
+        self.parameters.copy_(state["parameters"], non_blocking=True)
         for name, tensor in self.memory.items():
-            tensor.copy_(state["optimiser"][name])
+            tensor.copy_(state["optimiser"][name], non_blocking=True)

@@ -123,6 +123,18 @@ class SharedMemoryOf:
         self._tensors = {name: torch.from_numpy(arrays[name]) for name in (*self.vectors, *self.scalars)}
         self.pieces = config.pieces(size)
         self._places = places
+        self._begins_at = arrays["parameters"].ctypes.data
+        self._bytes = os.fstat(fd).st_size
+        self._page_locked = False
+
+    def page_lock(self) -> None:
+        """So that a GPU reads and writes it by itself, several times as fast."""
+        self._page_locked = int(torch.cuda.cudart().cudaHostRegister(self._begins_at, self._bytes, 0)) == 0
+
+    def close(self) -> None:
+        if self._page_locked:
+            torch.cuda.cudart().cudaHostUnregister(self._begins_at)
+            self._page_locked = False
 
     def chunk(self, number: int, ahead: int = 0) -> dict[str, Tensor]:
         """Views of a chunk's tensors in the valid place, or (ahead = 1) in the one to be written."""
@@ -138,6 +150,9 @@ class SharedStore:
     def __init__(self, model: Model, rule: Rule, total_steps: int, config: SharedConfig, block: int, locks: int) -> None:
         self.model, self.rule, self.total_steps, self._config = model, rule, total_steps, config
         self._central = SharedMemoryOf(block, model.parameters.numel(), rule, config)
+        self._on_gpu = model.parameters.is_cuda
+        if self._on_gpu:
+            self._central.page_lock()
         self.locks = ByteLocks(locks)
         self._counters = config.chunks  # the number of the lock around the counters
         self._gate = Gate(model, rule)
@@ -255,6 +270,7 @@ class SharedStore:
             with self.locks.hold(number):
                 if self._merge is not None:
                     versions.append(self._pull(number, shard))
+                    self._wait_for_copies()
                 else:
                     shard.parameters.copy_(self._central.chunk(number)["parameters"])
                     versions.append(int(self._central.updates[self._central.place(number), number]))
@@ -270,9 +286,15 @@ class SharedStore:
     def _write(self, number: int, values: dict[str, Tensor], updates: int) -> None:
         """Into the place that nobody reads; then it is the valid one."""
         for name, tensor in self._central.chunk(number, ahead=1).items():
-            tensor.copy_(values[name])
+            tensor.copy_(values[name], non_blocking=True)
+        self._wait_for_copies()
         self._central.updates[self._central.place(number, 1), number] = updates
         self._central.flips[number] += 1
+
+    def _wait_for_copies(self) -> None:
+        """What is under a lock is ours no longer than that."""
+        if self._on_gpu:
+            torch.cuda.current_stream().synchronize()
 
     def take_staleness(self) -> dict[int, int]:
         counts, self._staleness = dict(self._staleness), Counter()
@@ -311,7 +333,7 @@ class SharedStore:
         self._central.steps[0] = state["steps"]
 
     def close(self) -> None:
-        pass
+        self._central.close()
 
 
 class MultiStep:
