@@ -138,11 +138,14 @@ def _make_pong(**options):  # type: ignore[no-untyped-def]
 
 class Contender:
     """A process that trains when asked: no allocator, thread pool, emulator or environment variable is shared with another
-    one (importing manyhands sets how long torch's threads spin; Stable-Baselines3 is measured as its users have it)."""
+    one (importing manyhands sets under which runtime torch's threads run and how long they spin; Stable-Baselines3 is measured
+    as its users have it)."""
 
     def __init__(self, who: str, algorithm: str, variant: str, seconds: float) -> None:
+        from manyhands import machine
+
         command = [sys.executable, __file__, "--train", who, algorithm, variant, str(seconds)]
-        environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+        environment = {name: value for name, value in os.environ.items() if name not in machine.BRIEFLY}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self._answer()  # it has learned from a first rollout
 

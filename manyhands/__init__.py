@@ -10,7 +10,6 @@ Names load when they are first used: worker processes import this package withou
 from __future__ import annotations
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -23,12 +22,7 @@ if TYPE_CHECKING:
     from manyhands.run import Run
     from manyhands.types import EnvSpec, Loss, PolicyBatch, Rollout, RunError, UsageError
 
-# How long torch's idle CPU threads spin before they sleep. Alone on the machine: long. With 100 000 spins instead of 20 000,
-# taking turns in a noisy hour, A2C, PPO and DQN on Pong were 1.07, 1.04 and 1.11 times as fast; with 300 000 in a quiet hour
-# 0.97, 1.01 and 1.00 times. On cores that are shared everybody would then wait for everybody: two Snake trainings side by side
-# on two cores had 160 to 2 100 steps/s each with 300 000 spins, 1 000 with 20 000, 2 400 with 1 000. Read once, when torch is
-# first imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "100000" if machine.is_ours() else "1000")
+machine.place_openmp()
 
 __version__ = "0.1.0"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import os
 import platform
 import signal
@@ -16,6 +17,9 @@ from typing import Any
 def _allowed() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
+
+# What idle threads do in a process that waits for its callers most of the time: they need the cores.
+BRIEFLY = {"GOMP_SPINCOUNT": "5000", "KMP_BLOCKTIME": "0"}
 
 _ours: list[int] = []  # cores of this process's share, if it has one
 
@@ -33,6 +37,30 @@ def is_ours() -> bool:
             others.append(int(Path("/proc/loadavg").read_text().split()[3].split("/")[0]) - 1)
             time.sleep(0.002)
     return not others or sorted(others)[len(others) // 2] <= 0
+
+
+def place_openmp() -> None:
+    """Before torch is imported: which OpenMP runtime its CPU threads run under, and how long idle ones spin before they sleep.
+
+    Under GNU's, which comes with torch: long where nobody else runs, with 100 000 spins instead of 20 000 A2C, PPO and DQN on
+    Pong were 1.07, 1.04 and 1.11 times as fast; hardly at all elsewhere, where everybody would wait for everybody: two Snake
+    trainings side by side on two cores had 1 000 steps/s each with 20 000 spins, 2 400 with 1 000.
+
+    Intel's, which is used if it is there (manyhands[cpu]), wakes its threads sooner and so may let them sleep sooner, while
+    emulators need the cores: taking turns with GNU's, A2C, PPO and DQN were 1.06 to 1.15, 1.03 and 1.01 to 1.1 times as fast.
+    Two trainings side by side do not mind a millisecond.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "100000" if is_ours() else "1000")
+    os.environ.setdefault("KMP_BLOCKTIME", "1")  # ms
+    if sys.platform != "linux" or "torch" in sys.modules:
+        return
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, OSError):
+        wheel = importlib.metadata.distribution("intel-openmp")
+        libraries = [wheel.locate_file(file) for file in wheel.files or () if file.name == "libiomp5.so"]
+        for path in libraries:
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL).omp_get_max_threads()
+        # Its note that it is loaded would stay behind when this process is killed.
+        Path(f"/dev/shm/__KMP_REGISTERED_LIB_{os.getpid()}_{os.getuid()}").unlink(missing_ok=True)
 
 
 def take_share(part: int, parts: int, pin: bool) -> None:

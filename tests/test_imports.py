@@ -12,7 +12,7 @@ MAY = {
     "graphs": set(),
     "maths": {"types", "maths"},
     "nets": {"types", "nets"},
-    "hosts": {"types", "hosts"},
+    "hosts": {"types", "machine", "hosts"},
     "algos": {"types", "maths", "nets", "algos"},
     "envs": {"types", "machine", "graphs", "maths", "hosts", "envs"},
     "scores": set(),

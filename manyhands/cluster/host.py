@@ -36,6 +36,7 @@ except ImportError:
 
     raise UsageError("topology.host = 'ray' needs Ray: pip install 'manyhands[cluster]'") from None
 
+from manyhands import machine
 from manyhands.hosts.door import Door, DoorAddress
 from manyhands.hosts.later import Later
 from manyhands.hosts.process import ChildError, ChildLost, GaveUp, gave_up, give_up_at
@@ -304,7 +305,7 @@ class RayHost:
             "max_restarts": 0,
             "max_concurrency": 1 if door is None else ASKED_AT_ONCE,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "5000"}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), **machine.BRIEFLY}},
         }
         if door is not None:
             options["name"] = door

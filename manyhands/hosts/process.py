@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from manyhands import machine
 from manyhands.types import Address, Future, RunError, UsageError
 
 
@@ -73,7 +74,7 @@ class Child:
         # One intra-op thread for a child that simulates: torch's or numpy's threads would fight the other simulators.
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
         if waits:
-            environment["GOMP_SPINCOUNT"] = "5000"
+            environment |= machine.BRIEFLY
         self._process = subprocess.Popen(
             [sys.executable, "-m", "manyhands.hosts.child", str(theirs.fileno()), str(os.getpid()), name],
             pass_fds=(theirs.fileno(), *files),

@@ -81,8 +81,8 @@ class ConvTorso(nn.Module):
         self.hidden = Wide(math.prod(shape[1:]), features)
 
     def forward(self, x: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Tensor:
-        """Appends what each convolution gave to results; takes it from known instead of computing it, and then computes
-        gradients only. In both, the ReLU is part of the convolution."""
+        """Appends what each layer gave to results; takes it from known instead of computing it, and then computes
+        gradients only. In both, the ReLU is part of the layer."""
         remaining = iter(known or ())
         x = self._padded(x)
         for layer in self.convs:
@@ -94,7 +94,13 @@ class ConvTorso(nn.Module):
                 if results is not None and isinstance(layer, nn.ReLU):
                     results.append(x)
         # Channels stay last: in that memory layout this flattening is free.
-        return F.relu(self.hidden(x.permute(0, 2, 3, 1).flatten(1)), inplace=True)
+        x = x.permute(0, 2, 3, 1).flatten(1)
+        if known is not None:
+            return F.relu(self.hidden(x, next(remaining)))  # once more: for the gradient
+        x = F.relu(self.hidden(x), inplace=True)
+        if results is not None:
+            results.append(x)
+        return x
 
     def _padded(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, 0, 0, 0, 0, self._padding)) if self._padding else x
