@@ -386,7 +386,8 @@ def join(address: str, components: int, namespace: str) -> None:
         ray.init(address=address, **common)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"topology.address = {address!r}: no Ray cluster answers there ({reason})") from None
+        token = "" if address == "auto" else "; one that wants a token needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN here too"
+        raise UsageError(f"topology.address = {address!r}: no Ray cluster answers there ({reason}){token}") from None
 
 
 def _check_reachable(address: str) -> None:

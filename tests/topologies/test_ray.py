@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,6 +128,34 @@ def test_an_address_where_nobody_answers_is_refused_at_once():
     assert time.monotonic() - begin < 5
     with pytest.raises(UsageError, match="give HOST:PORT"):
         RayHost("somewhere", 1, "nobody")
+
+
+@SLOW
+def test_a_cluster_with_tokens_lets_in_who_has_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    known = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    stranger = {name: value for name, value in known.items() if not name.startswith("RAY_AUTH")}
+    options = ["--head", "--block", "--port", port, "--node-ip-address", "127.0.0.1", "--num-cpus", 2]
+    options += ["--include-dashboard", "false"]
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:  # a short name: there will be sockets in it
+        command = [Path(sys.executable).parent / "ray", "start", *options, "--temp-dir", folder]
+        head = subprocess.Popen([str(word) for word in command], env=known, start_new_session=True, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+            found = {}
+            for who, environment in (("known", known), ("stranger", stranger)):
+                words = ["train", "gorila-snake", "--run-dir", tmp_path / who, "--topology.host", "ray"]
+                words += ["--topology.address", f"127.0.0.1:{port}", "--total-steps", 3000, "--memory.warmup-steps", 500]
+                command = [sys.executable, "-m", "manyhands", *map(str, words)]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True)
+                found[who] = (done.returncode, done.stderr.splitlines()[-1], (tmp_path / who).exists())
+        finally:
+            head.terminate()
+            head.wait(60)
+    assert found["known"][0] == 0 and found["known"][2], found
+    assert found["stranger"][0] == 2 and not found["stranger"][2] and "RAY_AUTH_TOKEN" in found["stranger"][1], found
 
 
 def test_what_a_component_raises_arrives_with_its_traceback(cluster):
