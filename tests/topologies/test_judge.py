@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import time
+from dataclasses import dataclass
 
 import pytest
 
 import manyhands as mh
+from manyhands.algos.dqn import DQN
 from manyhands.run import Run
 from tests.processes import start_run, wait_for
 
@@ -48,3 +51,28 @@ def test_a_judge_that_is_killed_is_replaced_and_a_resume_knows_the_best(tmp_path
     from manyhands.checkpoint import judged_best
 
     assert judged_best(run_dir / "checkpoints") == best
+
+
+@dataclass(frozen=True)
+class Unhurried(DQN):
+    """Gradients that take a fixed time, and no core."""
+
+    def loss(self, net, target, batch, progress):
+        time.sleep(0.1)
+        return super().loss(net, target, batch, progress)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_learners_are_not_slower_for_being_judged(tmp_path):
+    rates, judgements = {}, 0
+    for every in (0, 10):
+        judged = {"every_updates": every, "episodes": 5}
+        run = mh.train(
+            "gorila-snake", algorithm=Unhurried(), run_dir=tmp_path / str(every), quiet=True, total_steps=1600, evaluation=judged,
+            **QUICK,
+        )  # fmt: skip
+        rows = [row for row in run.metrics() if row["updates"]]
+        rates[every] = (rows[-1]["updates"] - rows[0]["updates"]) / (rows[-1]["time_s"] - rows[0]["time_s"])
+        judgements = len({row["eval_updates"] for row in rows if "eval_updates" in row})
+    assert judgements >= 3 and rates[10] >= 0.9 * rates[0], (judgements, rates)
