@@ -47,7 +47,7 @@ def place_openmp() -> None:
     trainings side by side on two cores had 1 000 steps/s each with 20 000 spins, 2 400 with 1 000.
 
     Intel's, which is used if it is there (manyhands[cpu]), wakes its threads sooner and so may let them sleep sooner, while
-    emulators need the cores: taking turns with GNU's, A2C, PPO and DQN were 1.06 to 1.15, 1.03 and 1.01 to 1.1 times as fast.
+    emulators need the cores: taking turns with GNU's, A2C was 1.06 to 1.15 times as fast, PPO 0.96 to 1.04, DQN 1.01 to 1.1.
     Two trainings side by side do not mind a millisecond.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "100000" if is_ours() else "1000")
