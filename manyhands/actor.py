@@ -1,8 +1,8 @@
 """The acting policy: an algorithm and parameters that change at fixed points only.
 
 On a GPU it owns a copy of the flat vector, so that acting and updating may overlap on two streams: where the learner may be
-behind, acting has one of its own and never waits for updates that were launched before it. On a CPU they take turns, and it
-shares the learner's vector: a copy would cost memory traffic and change nothing.
+behind, acting has one of its own and never waits for updates that were launched before it. On a CPU it shares the learner's
+vector unless updates fall between the slots of a rollout: a copy would cost memory traffic and change nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from manyhands.types import Algorithm
 
 
 class Actor:
-    """With `keep`, what the convolutions made of each slot is kept: whoever learns from these slots once, before the
-    parameters change, need not compute it again.
+    """With `keep`, what the torso's layers made of each slot is kept: whoever learns from these slots once, before the
+    parameters change, need not compute it again. With `copy` it has parameters of its own.
 
     With `aside` it acts on a stream of its own, which overtakes the learner's. With `behind` as well, a rollout is acted with
     the parameters that were there when the rollout before it began: then it does not even wait for the updates between them,
@@ -27,11 +27,17 @@ class Actor:
     """
 
     def __init__(
-        self, algorithm: Algorithm, learner_model: Model, keep: bool = False, aside: bool = False, behind: bool = False
+        self,
+        algorithm: Algorithm,
+        learner_model: Model,
+        keep: bool = False,
+        copy: bool = False,
+        aside: bool = False,
+        behind: bool = False,
     ) -> None:
         self._algorithm = algorithm
         self._source = learner_model.parameters
-        self._model = learner_model.replica() if learner_model.parameters.is_cuda else learner_model
+        self._model = learner_model.replica() if copy else learner_model
         self._keep = keep and self._model is learner_model
         self._kept: list[list[Tensor]] = []
         self.version = 0
@@ -76,7 +82,7 @@ class Actor:
         return self._algorithm.act(net, obs, epsilon, noise)
 
     def take_kept(self) -> list[Tensor]:
-        """The results of each convolution for all slots since the last call, in the order of acting."""
+        """The results of each layer for all slots since the last call, in the order of acting."""
         kept, self._kept = self._kept, []
         return [torch.cat(results) for results in zip(*kept, strict=True)]
 
@@ -87,5 +93,6 @@ class Actor:
         """The parameters that the next rollout is acted with, where they are not the newest."""
         if state and self._next is not None and self._copied is not None:
             self._next.copy_(state["parameters"])
-            self._next_version = state["version"]
+            self._model.parameters.copy_(state["parameters"])
+            self.version = self._next_version = state["version"]
             self._copied.record()

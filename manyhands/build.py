@@ -18,7 +18,7 @@ from manyhands.envs.partial import AnyOf, AtariPart
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
-from manyhands.machine import cores, free_memory, keep_memory, take_share
+from manyhands.machine import cores, free_memory, keep_memory, pin_threads, take_share
 from manyhands.maths import random
 from manyhands.memory.fresh import FreshConfig, FreshMemory
 from manyhands.memory.remote import RemoteReplay
@@ -261,6 +261,9 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     if device.index is not None:  # a GPU of its own
         torch.cuda.set_device(device)
     place_threads(recipe, device)
+    if recipe.topology.pin:
+        torch.ones(1 << 20).add_(1)  # now torch's threads are there
+        pin_threads()
     algorithm: Algorithm = custom.algorithm or recipe.algorithm
     sampler = make_sampler(recipe, algorithm, device, custom, seat) if seat.acts else IdleSampler(meeting.spec)
     try:
@@ -273,13 +276,13 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     common = (algorithm, model, sampler, memory, store, recipe.total_steps, recipe.graphs and custom.ours)
     far = isinstance(sampler, LockstepSampler) and sampler.far
     if isinstance(recipe.memory, ReplayConfig):
-        return Learner(*common, act_aside=far, explore=make_explore(recipe, seat))
+        return Learner(*common, act_aside=far and seat.learns, explore=make_explore(recipe, seat))
     # One group, one update per rollout: then the slots acted on are the batch, in the same order, under the same parameters.
     # (An algorithm of somebody's own may show the network something else as well.)
     config = recipe.memory
     once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
     keep = once and custom.ours and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
-    return Learner(*common, keep_acting=keep, act_aside=far and config.overlap)
+    return Learner(*common, keep_acting=keep, act_with_copy=config.overlap, act_aside=far and config.overlap)
 
 
 def make_explore(recipe: Recipe, seat: Seat) -> Callable[[Clock], torch.Tensor]:

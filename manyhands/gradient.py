@@ -21,10 +21,10 @@ class Gradient:
         self._algorithm, self._model, self._target = algorithm, model, target
 
     def __call__(self, batch: Any, progress: float | Tensor, known: list[Tensor]) -> Loss:
-        """known: what the convolutions gave when this batch was acted on, or nothing."""
+        """known: what the torso's layers gave when this batch was acted on, or nothing."""
         net: Any = self._model.net
         if known:
-            net = partial(net, known=known)  # acting has done the convolutions: a tenth of A2C's time on a CPU
+            net = partial(net, known=known)  # acting has done these layers: a tenth of A2C's time on a CPU
         target = self._target.net if self._target else None
         with self._model.new_gradient():
             loss = self._algorithm.loss(net, target, batch, progress)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+
+def on(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    """What is launched inside goes to that stream. (torch.cuda.stream(None) would wake CUDA up also where nobody uses it.)"""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 @functools.cache

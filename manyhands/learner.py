@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from manyhands.actor import Actor
 from manyhands.gradient import CapturedGradient, Gradient
+from manyhands.graphs import on
 from manyhands.nets.flat import Model
 from manyhands.types import Algorithm, Clock, GradientInfo, Memory, Rollout, Sampler, Store
 
@@ -29,6 +29,7 @@ class Learner:
         total_steps: int,
         capture: bool = True,
         keep_acting: bool = False,
+        act_with_copy: bool = False,
         act_aside: bool = False,
         explore: Callable[[Clock], Tensor] | None = None,
     ) -> None:
@@ -37,7 +38,8 @@ class Learner:
         self.memory = memory
         self.store = store
         self._total_steps = total_steps
-        self.actor = Actor(algorithm, model, keep_acting, act_aside, act_aside and explore is not None)
+        behind = act_aside and explore is not None
+        self.actor = Actor(algorithm, model, keep_acting, act_with_copy or model.parameters.is_cuda, act_aside, behind)
         self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
         captured = capture and model.parameters.is_cuda
         self._gradient = (CapturedGradient if captured else Gradient)(algorithm, model, self._target)
@@ -75,13 +77,15 @@ class Learner:
         self.clock = self.store.refresh()
         self.actor.refresh(self.clock.updates)
         if self._explore is not None:
-            with torch.cuda.stream(self.actor.stream):
+            with on(self.actor.stream):
                 self.sampler.epsilon.copy_(self._explore(self.clock))
 
     def _note_lag(self, rollout: Rollout) -> None:
         """How many updates old the policy is whose actions are about to be learned from, where that is not always 0."""
         if rollout.queue is not None:
             self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean(), "queue": rollout.queue})
+        elif self.clock.updates > self.actor.version:  # which has acted in all of it
+            self.sums.add({"policy_lag": float(self.clock.updates - self.actor.version)})
 
     def _update(self, batch: Any) -> None:
         begin, version = time.perf_counter(), self.clock.updates

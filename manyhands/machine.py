@@ -73,6 +73,14 @@ def take_share(part: int, parts: int, pin: bool) -> None:
         os.sched_setaffinity(0, _ours)
 
 
+def pin_threads() -> None:
+    """All that are there to this process's share: Intel's runtime gives its own all the cores that were there at first."""
+    if _ours and hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), _ours)
+
+
 def one_thread_per_core(threads: int) -> bool:
     """Whether pinning thread i to core i is fair to everybody: only where we may use, and do use, the whole machine."""
     return threads == cores() == os.cpu_count()

@@ -105,8 +105,8 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
 @GPU
 def test_who_acts_behind_has_the_parameters_of_the_rollout_before_also_after_a_resume():
     model = flatten(torch.nn.Linear(3, 2).cuda())
-    actor = Actor(None, model, aside=True, behind=True)
-    resumed = Actor(None, model, aside=True, behind=True)
+    actor = Actor(None, model, copy=True, aside=True, behind=True)
+    resumed = Actor(None, model, copy=True, aside=True, behind=True)
     for i in range(4):
         model.parameters.fill_(i)
         actor.refresh(10 * i)
@@ -114,7 +114,10 @@ def test_who_acts_behind_has_the_parameters_of_the_rollout_before_also_after_a_r
         assert (actor._model.parameters == max(i - 1, 0)).all() and actor.version == 10 * max(i - 1, 0)
         if i == 2:
             resumed.load(actor.state())
+            assert resumed.state()["version"] == 10 and (resumed.state()["parameters"] == 1).all()
             resumed.refresh(20)  # as a run does when it begins
+            torch.cuda.synchronize()
+            assert (resumed._model.parameters == 1).all() and resumed.version == 10
     resumed.refresh(30)
     torch.cuda.synchronize()
     assert (resumed._model.parameters == 2).all() and resumed.version == 20
@@ -124,7 +127,7 @@ def test_who_acts_behind_has_the_parameters_of_the_rollout_before_also_after_a_r
 def test_a_slow_learner_does_not_delay_whoever_acts_aside():
     """While the learner's stream is busy for a second the acting stream answers, on parameters from before."""
     model = flatten(torch.nn.Linear(3, 2).cuda())
-    actor = Actor(None, model, aside=True, behind=True)
+    actor = Actor(None, model, copy=True, aside=True, behind=True)
     actor.refresh(0)
     torch.cuda._sleep(2_000_000_000)
     busy = torch.cuda.Event()

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.graphs import on
 from manyhands.maths import random
 from manyhands.maths.stacking import push, stacked
 from manyhands.samplers.episodes import EpisodeTracker
@@ -92,7 +93,7 @@ class LockstepSampler:
             acting.wait_stream(torch.cuda.current_stream())
         while True:
             buffer = self._buffers.pop(0)
-            with torch.cuda.stream(acting):
+            with on(acting):
                 buffer.begin(self._buffers[0])
             self._buffers.append(buffer)
             if not buffer.far:
@@ -100,16 +101,16 @@ class LockstepSampler:
                 noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
             for t in range(self._horizon):
                 for g in range(len(self.groups)):
-                    with torch.cuda.stream(acting):
+                    with on(acting):
                         if t and self._overlap:
                             self._receive(g, buffer, t - 1)
                         self._act(policy, g, buffer, t, None if buffer.far else noise[t, self._columns[g]])
                     yield None
                     if not self._overlap:
-                        with torch.cuda.stream(acting):
+                        with on(acting):
                             self._receive(g, buffer, t)
             if self._overlap:
-                with torch.cuda.stream(acting):
+                with on(acting):
                     for g in range(len(self.groups)):
                         self._receive(g, buffer, self._horizon - 1)
             if acting is not None:
@@ -156,7 +157,7 @@ class LockstepSampler:
             obs=buffer.obs,
             first=buffer.first,
             action=buffer.action,
-            **{name: x.to(self._device) for name, x in side.items()},
+            **{name: x.to(self._device, non_blocking=True) for name, x in side.items()},
             extras=buffer.extras,
             version=torch.full_like(buffer.action, version),
             steps=int(reset.numel() - reset.sum()),

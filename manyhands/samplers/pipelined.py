@@ -182,7 +182,7 @@ class PipelinedSampler:
             obs=taken["obs"],
             first=taken["first"],
             action=taken["action"],
-            **{name: x.to(self._device) for name, x in side.items()},
+            **{name: x.to(self._device, non_blocking=True) for name, x in side.items()},
             extras={name: x for name, x in taken.items() if name not in self._own},
             version=taken["version"],
             steps=int((~taken["reset"]).sum()),

@@ -96,9 +96,13 @@ def test_overlapped_acting_is_behind_by_the_updates_of_one_rollout():
     memory = {"overlap": True, "epochs": 2, "minibatches": 3}
     learner = make_learner(load_recipe("cartpole-ppo", {"sampler": {"num_envs": 2, "horizon": 8}, "memory": memory}), Custom())
     try:
-        lags, acted = [], []
+        lags, acted, parameters = [], [], []
         for item in learner.run():
-            if item is not None:
+            if item is None:
+                parameters.append(learner.actor._model.parameters.clone())
+            else:
+                assert all(torch.equal(p, parameters[0]) for p in parameters)  # updates in between do not reach whoever acts
+                parameters.clear()
                 acted.append(int(item.version.unique()))
                 lags.append(learner.clock.updates - acted[-1])
             if len(acted) == 6:
