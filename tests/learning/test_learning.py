@@ -41,8 +41,7 @@ def test_snake_dqn_beats_a_random_player_by_three_apples(seed, tmp_path):
     assert apples(run.evaluate(episodes=100)) >= apples(run.evaluate(episodes=100, epsilon=1.0)) + 3
 
 
-TOPOLOGIES = [f"cartpole-{name}" for name in ("ppo-sync", "appo", "a3c", "a3c-units", "async-dqn", "ga3c")]
-TOPOLOGIES += [pytest.param("cartpole-ba3c", marks=pytest.mark.slow)]  # the longest; ba3c-snake begins to learn elsewhere
+TOPOLOGIES = [f"cartpole-{name}" for name in ("ppo-sync", "appo", "a3c", "a3c-units", "async-dqn", "ga3c", "ba3c")]
 
 
 @pytest.mark.timeout(400)
