@@ -16,9 +16,11 @@ import itertools
 import os
 import struct
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,19 +127,20 @@ class SharedMemoryOf:
         self._places = places
         self._begins_at = arrays["parameters"].ctypes.data
         self._bytes = os.fstat(fd).st_size
-        self._page_locked = False
+        self._unlock: Callable[[], Any] = lambda: None
 
     def page_lock(self) -> None:
         """So that a GPU reads and writes it by itself, several times as fast. Where the system allows no more of it, without."""
-        self._page_locked = int(torch.cuda.cudart().cudaHostRegister(self._begins_at, self._bytes, 0)) == 0
-        if not self._page_locked:
+        cuda = torch.cuda.cudart()
+        if int(cuda.cudaHostRegister(self._begins_at, self._bytes, 0)) == 0:
+            # Before the memory goes, also where nobody closes: a GPU would go on with the old pages of whatever lies there next.
+            self._unlock = weakref.finalize(self, cuda.cudaHostUnregister, self._begins_at)
+        else:
             with contextlib.suppress(RuntimeError):  # the next launch is told of the error, whatever it is
                 torch.zeros((), device="cuda")
 
     def close(self) -> None:
-        if self._page_locked:
-            torch.cuda.cudart().cudaHostUnregister(self._begins_at)
-            self._page_locked = False
+        self._unlock()
 
     def chunk(self, number: int, ahead: int = 0) -> dict[str, Tensor]:
         """Views of a chunk's tensors in the valid place, or (ahead = 1) in the one to be written."""
