@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import tomllib
 import types
 import typing
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-import tyro
 
 from manyhands.algos.actor_critic import ActorCritic
 from manyhands.algos.categorical_dqn import CategoricalDQN
@@ -431,11 +429,11 @@ def _checked(hint: Any, value: Any, what: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise UsageError(f"{what} = {value!r}: must be {_type_name(hint)}")
+        raise UsageError(f"{what} = {value!r}: must be {type_name(hint)}")
     return value
 
 
-def _type_name(hint: type) -> str:
+def type_name(hint: type) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}.get(hint, hint.__name__)
 
 
@@ -459,143 +457,3 @@ def _without_none(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {k: _without_none(v) for k, v in tree.items() if v is not None}
     return list(tree) if isinstance(tree, tuple) else tree
-
-
-# -- command line -----------------------------------------------------------------------------------------------------
-
-
-def flags_of(recipe: Recipe) -> dict[str, Any]:
-    """Every override as it is written: {"--sampler.num-envs": type}."""
-    flags: dict[str, Any] = {}
-
-    def visit(value: Any, prefix: str) -> None:
-        hints = typing.get_type_hints(type(value))
-        for f in dataclasses.fields(value):
-            inner = getattr(value, f.name)
-            if dataclasses.is_dataclass(inner):
-                visit(inner, f"{prefix}{f.name}.")
-            else:
-                flags["--" + (prefix + f.name).replace("_", "-")] = hints[f.name]
-
-    visit(recipe, "")
-    return flags
-
-
-def override(recipe: Recipe, arguments: list[str], program: str, beside: str = "") -> Recipe:
-    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo. beside: the
-    command's own options, for --help."""
-    arguments = normalised(arguments)
-    recipe, arguments = _with_kinds(_with_env_kind(recipe, arguments), arguments)
-    flags = flags_of(recipe)
-    if "--help" not in arguments and "-h" not in arguments:
-        check_flags(arguments, flags)
-        arguments = _checked_numbers(arguments, flags)
-    about = "Every key of the recipe is an option." + (f" Beside them: {beside}" if beside else "")
-    return parse(Recipe, arguments, program, default=recipe, description=about)
-
-
-def _checked_numbers(arguments: list[str], flags: dict[str, Any]) -> list[str]:
-    """Numbers as people write them – 1e6, 200_000 – and one clear line for what is none."""
-    words = list(arguments)
-    for i, word in enumerate(words):
-        if flags.get(word) not in (int, float):
-            continue
-        if i + 1 == len(words) or words[i + 1].startswith("--"):
-            raise UsageError(f"{word} needs a value")
-        try:
-            number = float(words[i + 1])
-        except ValueError:
-            raise UsageError(f"{word} {words[i + 1]}: must be {_type_name(flags[word])}") from None
-        if flags[word] is int:
-            if number != int(number if math.isfinite(number) else 0.5):
-                raise UsageError(f"{word} {words[i + 1]}: must be a whole number")
-            words[i + 1] = str(int(number))
-    return words
-
-
-def parse(target: Any, arguments: list[str], program: str, default: Any = None, description: str | None = None) -> Any:
-    """tyro, with its error boxes folded into one line."""
-    import contextlib
-    import io
-
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
-    extra = {} if default is None else {"default": default}
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            return tyro.cli(target, args=arguments, prog=program, config=config, description=description, **extra)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise UsageError(_fold(errors.getvalue())) from None
-
-
-def _fold(box: str) -> str:
-    """tyro draws errors in a box and repeats the usage: keep the sentences of its first part."""
-    lines = [line.strip("│╭╮╰╯─| \t") for line in box.splitlines()]
-    lines = [line for line in lines if line and "Parsing error" not in line and "Required options" not in line]
-    text = " ".join(lines)
-    for end in ("For full helptext", "Full helptext", "Argument helptext"):
-        text = text.split(end)[0]
-    for twice in ("Invalid choice ", "Missing argument ", "Value error"):  # the heading of the box
-        text = text.removeprefix(twice)
-    return text.strip() or "cannot read the arguments"
-
-
-def normalised(arguments: list[str]) -> list[str]:
-    """`--a=b` as two words, TOML's true and false as Python's."""
-    words: list[str] = []
-    for argument in arguments:
-        words += argument.split("=", 1) if argument.startswith("--") and "=" in argument else [argument]
-    words = ["--" + word[2:].replace("_", "-") if word.startswith("--") else word for word in words]
-    return [{"true": "True", "false": "False"}.get(word, word) for word in words]
-
-
-def _with_env_kind(recipe: Recipe, arguments: list[str]) -> Recipe:
-    """`--env.id` may name another kind of simulator, which then starts from its own defaults."""
-    if "--env.id" in arguments[:-1]:
-        env_id = arguments[arguments.index("--env.id") + 1]
-        cls = env_class(env_id)
-        if cls is not type(recipe.env):
-            return dataclasses.replace(recipe, env=cls(id=env_id))
-    return recipe
-
-
-def _with_kinds(recipe: Recipe, arguments: list[str]) -> tuple[Recipe, list[str]]:
-    """`--store.name shared` and its like choose another kind, which starts from its own defaults."""
-    words, chosen = list(arguments), {}
-    for section, kinds in KINDS.items():
-        flag = f"--{section}.name"
-        while flag in words[:-1]:
-            at = words.index(flag)
-            name = words[at + 1]
-            if name not in kinds:
-                raise UsageError(f"{flag} {name}: no such {section}{nearest(name, kinds)}")
-            del words[at : at + 2]
-            if kinds[name] is not type(getattr(recipe, section)):
-                chosen[section] = kinds[name]()
-    return dataclasses.replace(recipe, **chosen), words
-
-
-def _check_other_kinds(flag: str) -> None:
-    """An option that another algorithm, rule or memory has."""
-    section, _, key = flag.removeprefix("--").replace("-", "_").partition(".")
-    owners = [n for n, cls in KINDS.get(section, {}).items() if key in {f.name for f in dataclasses.fields(cls)}]
-    if owners:
-        choose = f"--{section}.name {owners[0]}"
-        raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have; {choose} would")
-
-
-def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
-    for i, word in enumerate(arguments):
-        if word.startswith("--") and word not in flags:
-            if "--sampler.kind" in flags:  # a recipe's
-                _check_other_kinds(word)
-            elif "." in word:
-                raise UsageError(f"{word}: a run keeps its recipe; the options are {', '.join(flags)}")
-            near = difflib.get_close_matches(word, flags, 1, 0.7)
-            raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
-        if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):
-            previous = next((w for w in reversed(arguments[:i]) if w.startswith("--")), None)
-            if previous is None or typing.get_origin(flags[previous]) is not tuple:
-                raise UsageError(f"unexpected argument {word!r}: overrides are written --section.key value")
