@@ -85,7 +85,9 @@ def resume(
     quiet: bool = False,
     device: str | None = None,
     limit_minutes: float | None = None,
+    stop_at_return: float | None = None,
     **custom: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint."""
-    return runs.resume(run if isinstance(run, Run) else open_run(run, **custom), total_steps, quiet, device, limit_minutes)
+    opened = run if isinstance(run, Run) else open_run(run, **custom)
+    return runs.resume(opened, total_steps, quiet, device, limit_minutes, stop_at_return)

@@ -199,6 +199,8 @@ class Recipe:
     limit_minutes: float = 0.0
     """Finish after so many minutes of training if total_steps are not taken by then, resumed ones counted; 0: no limit. Where
     that is depends on the machine."""
+    stop_at_return: float | None = None
+    """Finish as soon as the last report.window training games have this mean."""
     device: str = "auto"
     """cpu, cuda, cuda:N, or auto: cuda if there is one."""
     threads: int = 0

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,9 +131,12 @@ def resume(
     quiet: bool = False,
     device: str | None = None,
     limit_minutes: float | None = None,
+    stop_at_return: float | None = None,
 ) -> Run:
     """Continue a run from its newest good checkpoint."""
-    changes = {"total_steps": total_steps, "device": device, "limit_minutes": limit_minutes}
+    changes = {
+        "total_steps": total_steps, "device": device, "limit_minutes": limit_minutes, "stop_at_return": stop_at_return,
+    }  # fmt: skip
     recipe = replace(run.recipe, **{key: value for key, value in changes.items() if value is not None})  # type: ignore[arg-type]
     _check_reporting(recipe)
     state, manifest = checkpoint.load_newest(run.checkpoints, Display(recipe.total_steps, quiet=True).warn)
@@ -146,11 +149,20 @@ def resume(
         raise UsageError(
             f"{run.directory} is finished (it was given {minutes}): give a larger --limit-minutes, or 0 for no limit"
         )
+    if _enough(recipe, state["session"]["window"]):
+        goal = f"its games reached {recipe.stop_at_return:g}"
+        raise UsageError(f"{run.directory} is finished ({goal}): give a larger --stop-at-return")
     _check_refill(recipe, state["team"], manifest["step"])
     spec, model = build.check(recipe, run.custom)
     identity = build.identity(recipe, run.custom, spec, model)
     checkpoint.check_same(identity, manifest["identity"], run.checkpoints)
     return _session(replace(run, recipe=recipe), quiet, identity, spec, state)
+
+
+def _enough(recipe: Recipe, returns: Sequence[float]) -> bool:
+    """The last games are as good as was asked for."""
+    goal, window = recipe.stop_at_return, recipe.report.window
+    return goal is not None and len(returns) == window and sum(returns) / window >= goal
 
 
 def _check_refill(recipe: Recipe, team: dict[str, Any], step: int) -> None:
@@ -287,7 +299,7 @@ class _Session:
 
     def _over(self, step: int) -> bool:
         limit = self._recipe.limit_minutes * 60
-        return step >= self._recipe.total_steps or 0 < limit <= self._seconds()
+        return step >= self._recipe.total_steps or 0 < limit <= self._seconds() or _enough(self._recipe, self._window)
 
     def _seconds(self) -> float:
         """Of training, before and after every resume."""

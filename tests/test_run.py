@@ -389,6 +389,15 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     assert after["updates"] - before["updates"] == (after["step"] - before["step"] - 500) * 4 // 16
 
 
+def test_a_run_ends_when_its_games_are_good_enough(tmp_path):
+    run = train(tmp_path / "run", total_steps=10_000_000, stop_at_return=-5.0, report={"window": 20})
+    last = run.metrics()[-1]
+    assert not run.interrupted and last["step"] == run.steps < 10_000_000 and last["episodes"] >= 20
+    with pytest.raises(mh.UsageError, match="its games reached -5"):
+        mh.resume(run, quiet=True)
+    assert mh.resume(run, stop_at_return=100.0, total_steps=run.steps + 100, quiet=True).steps > run.steps
+
+
 def test_a_limit_in_minutes_ends_a_run_for_good(tmp_path):
     run = train(tmp_path / "run", total_steps=10_000_000, limit_minutes=0.02)
     last = run.metrics()[-1]

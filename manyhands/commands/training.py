@@ -68,6 +68,8 @@ class ResumeOptions:
     """Go on to this many steps instead of the recipe's."""
     limit_minutes: float | None = None
     """Go on for this many minutes of training in all instead of the recipe's; 0: no limit."""
+    stop_at_return: float | None = None
+    """Go on until the last training games have this mean instead of the recipe's."""
     device: str | None = None
     """Another device than the recipe's."""
     quiet: bool = False
@@ -80,7 +82,8 @@ def resume(arguments: list[str]) -> int:
 
     options = options_of(ResumeOptions, "resume", arguments, resume.__doc__ or "")
     run = runs.Run.open(options.run)
-    return _finished(runs.resume(run, options.total_steps, options.quiet, options.device, options.limit_minutes), options.quiet)
+    limits = (options.limit_minutes, options.stop_at_return)
+    return _finished(runs.resume(run, options.total_steps, options.quiet, options.device, *limits), options.quiet)
 
 
 def _finished(run: Any, quiet: bool) -> int:

@@ -48,7 +48,8 @@ TOPOLOGIES = [f"cartpole-{name}" for name in ("ppo-sync", "appo", "a3c", "a3c-un
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("recipe", TOPOLOGIES)
 def test_two_learners_reach_400(recipe, seed, tmp_path):
-    run = train(recipe, seed, tmp_path)
+    """The first seed, which CI trains, stops when it can do it; the others show what a whole run gives."""
+    run = train(recipe, seed, tmp_path, **({} if seed else {"stop_at_return": 475.0}))
     assert run.recipe.topology.learners == 2
     assert run.evaluate(episodes=100 if seed else 30).mean >= 400
 
