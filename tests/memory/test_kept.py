@@ -1,0 +1,80 @@
+"""What a run keeps is what its simulators showed, were told and gave – also while updates keep a GPU busy beside them."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from manyhands.build import Custom, make_learner
+from manyhands.config import load_recipe
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+LOWEST, HIGHEST = 20, 60  # steps of a game
+
+
+class Numbered(gymnasium.Env):
+    """Every frame says which game it is of and which step of it; a reward says the step, and the action that was taken."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (84, 84), np.uint8)
+        self.action_space = gymnasium.spaces.Discrete(6)
+        self._game = self._step = 0
+
+    def _frame(self):
+        frame = np.full((84, 84), self._step, np.uint8)
+        frame[0, :2] = self._game % 251, self._step
+        return frame
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._game, self._step = self._game + 1, 0
+        self._length = int(self.np_random.integers(LOWEST, HIGHEST))
+        return self._frame(), {}
+
+    def step(self, action):
+        reward = 10.0 * self._step + float(action)
+        self._step += 1
+        return self._frame(), reward, self._step == self._length, False, {}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("pong-dqn-512", "cpu"),
+        pytest.param("pong-dqn-512", "cuda", marks=GPU),
+        pytest.param("pong-rainbow-512", "cuda", marks=GPU),
+    ],
+)
+def test_a_replay_holds_what_happened(name, device):
+    load = {"batch": 16, "intensity": 0.5} if device == "cpu" else {"batch": 512, "intensity": 100.0}
+    changes = {
+        "device": device,
+        "network": {"torso": "nips"},
+        "env": {"id": "CartPole-v1", "stack": 4, "workers": 0},
+        "sampler": {"num_envs": 12, "horizon": 8, "decorrelate_steps": 0},
+        "memory": {"capacity": 1000, "warmup_steps": 300, "device": device, **load},
+        "exploration": {"over": 1000},
+    }
+    learner = make_learner(load_recipe(name, changes), Custom(env=Numbered))
+    try:
+        for _ in learner.run():
+            if learner.clock.steps > 1500:  # round the ring, with updates beside it
+                break
+        replay = learner.memory
+        begin, end = replay._drawable()
+        rows = torch.arange(begin, end, device=replay._device) % replay._length
+        game, step, rest = replay._frames[rows].flatten(2)[:, :, [0, 1, -1]].cpu().long().unbind(-1)
+        first, action, reward, discount, weight = (
+            x[rows].cpu() for x in (replay._first, replay._action, replay._reward, replay._discount, replay._weight)
+        )
+    finally:
+        learner.close()
+    assert learner.clock.updates > 30 and (rest == step).all() and (first == (step == 0)).all()
+    real = weight > 0
+    assert torch.equal(reward[real], (10.0 * step + action)[real])
+    goes_on = ~first[1:]
+    assert (game[1:] == game[:-1])[goes_on].all() and (step[1:] == step[:-1] + 1)[goes_on].all()
+    assert (game[1:] != game[:-1])[~goes_on].all() and (~real[:-1])[~goes_on].all()  # a game's last frame, then the next game
+    ended = discount[:-1][real[:-1]] == 0
+    assert ended.any() and torch.equal(ended, ~real[1:][real[:-1]])
