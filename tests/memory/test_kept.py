@@ -78,3 +78,38 @@ def test_a_replay_holds_what_happened(name, device):
     assert (game[1:] != game[:-1])[~goes_on].all() and (~real[:-1])[~goes_on].all()  # a game's last frame, then the next game
     ended = discount[:-1][real[:-1]] == 0
     assert ended.any() and torch.equal(ended, ~real[1:][real[:-1]])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_a_rollout_is_learned_from_as_it_happened(device, overlap, monkeypatch):
+    """With γ = 0 the return that is learned is the reward, which says what the frame beside it and the action must be."""
+    changes = {
+        "device": device,
+        "network": {"torso": "nips"},
+        "env": {"id": "CartPole-v1", "stack": 4, "workers": 0},
+        "sampler": {"num_envs": 12, "horizon": 8, "decorrelate_steps": 0},
+        "algorithm": {"gamma": 0.0, "gae_lambda": 0.0},
+        "memory": {"epochs": 2, "minibatches": 3, "overlap": overlap},
+    }
+    learner = make_learner(load_recipe("pong-ppo", changes), Custom(env=Numbered))
+    learn, seen, games = learner._update, 0, set()
+
+    def look(batch):
+        nonlocal seen
+        real = batch.weight > 0
+        step = batch.obs[:, -1, 0, 1].long()
+        torch.testing.assert_close(batch.value_target[real], (10.0 * step + batch.action)[real], rtol=0, atol=0.01)  # A + v
+        seen += int(real.sum())
+        games.update(batch.obs[:, -1, 0, 0].long().tolist())
+        learn(batch)
+
+    monkeypatch.setattr(learner, "_update", look)
+    try:
+        for _ in learner.run():
+            if learner.clock.steps > 1000:
+                break
+    finally:
+        learner.close()
+    assert seen > 1500 and len(games) > 1
