@@ -22,7 +22,7 @@ def train(
     *,
     env: str | Factory | dict[str, Any] | None = None,
     network: Callable[[EnvSpec], nn.Module] | dict[str, Any] | None = None,
-    algorithm: Algorithm | dict[str, Any] | None = None,
+    algorithm: Algorithm | str | dict[str, Any] | None = None,
     run_dir: str | Path | None = None,
     quiet: bool = False,
     **overrides: Any,
@@ -30,7 +30,7 @@ def train(
     """Train a recipe. Overrides are its keys: total_steps=1000, sampler={"num_envs": 4}.
 
     env may be a Gymnasium id, a function that makes a Gymnasium environment, or a table of settings; network a function
-    from EnvSpec to a torso module, or a table; algorithm an object (see manyhands.types.Algorithm), or a table.
+    from EnvSpec to a torso module, or a table; algorithm a name, an object (see manyhands.types.Algorithm), or a table.
     """
     tables: dict[str, Any] = dict(overrides)
     factory = None
@@ -47,6 +47,8 @@ def train(
         tables["network"] = network
     elif network is not None:
         tables["network"] = {"torso": "custom"}
+    if isinstance(algorithm, str):
+        algorithm = {"name": algorithm}
     if isinstance(algorithm, dict):
         tables["algorithm"] = algorithm
     resolved = load_recipe(recipe, tables)

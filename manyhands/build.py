@@ -19,7 +19,7 @@ from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
 from manyhands.machine import cores, free_memory, keep_memory, pin_threads, take_share
-from manyhands.maths import random
+from manyhands.maths import random, schedules
 from manyhands.memory.fresh import FreshConfig, FreshMemory
 from manyhands.memory.remote import RemoteReplay
 from manyhands.memory.replay import Replay, ReplayConfig, choose_device, replay_bytes
@@ -346,12 +346,24 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
         group.close()
     if isinstance(recipe.memory, ReplayConfig):
         # Of a cluster we know this machine only: one part must fit. Here, all of them.
-        parts = recipe.actors if recipe.topology.host == "ray" else 1
+        parts = (recipe.memory.shards or recipe.actors) if recipe.topology.host == "ray" else 1
         place_replay(recipe.memory.share(parts), spec, recipe.sampler.num_envs, device)
     model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)
     if isinstance(recipe.store, SharedConfig | ServersConfig):
         recipe.store.pieces(model.parameters.numel())
     return spec, model
+
+
+def doubts(recipe: Recipe) -> list[str]:
+    """What is allowed and hardly meant."""
+    found = []
+    memory, explore = recipe.memory, recipe.exploration
+    if isinstance(memory, ReplayConfig) and explore.unit == "steps" and explore.start != explore.end:
+        left = recipe.total_steps - memory.warmup_steps
+        if explore.over > left:
+            least = schedules.linear(explore.start, explore.end, left / explore.over)
+            found.append(f"exploration.over = {explore.over:,} of {left:,} steps: ε is still {least:.2g} at the end")
+    return found
 
 
 def identity(recipe: Recipe, custom: Custom, spec: EnvSpec, model: Model) -> dict[str, Any]:
@@ -385,12 +397,15 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     memory = recipe.memory
     if isinstance(memory, ReplayConfig):
-        memory = memory.share(recipe.actors)
+        where = torch.device("cpu") if memory.shards else find_device(recipe.device)
+        memory = memory.share(memory.shards or recipe.actors)
         batch, stacks = memory.batch, 2 * memory.batch
         extra = {
             "updates_per_step": memory.intensity / memory.batch,
             "replay_bytes": replay_bytes(memory, spec, sampler.num_envs),
-            "replay_device": str(place_replay(memory, spec, sampler.num_envs, find_device(recipe.device))),
+            "replay_device": str(place_replay(memory, spec, sampler.num_envs, where)),
+            "replay_servers": memory.shards,
+            "checkpoint_replays": recipe.checkpoint.keep + 1 if recipe.checkpoint.replay else 0,  # the best is kept beside them
         }
     else:
         batch = stacks = slots // memory.minibatches

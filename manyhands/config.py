@@ -20,7 +20,7 @@ import tomli_w
 
 from manyhands.algos.actor_critic import ActorCritic
 from manyhands.algos.categorical_dqn import CategoricalDQN
-from manyhands.algos.dqn import DQN
+from manyhands.algos.dqn import DQN, QLearning
 from manyhands.algos.ppo import PPO
 from manyhands.envs.atari import AtariEnv
 from manyhands.envs.gym import GymEnv
@@ -263,7 +263,7 @@ class Recipe:
             raise UsageError("checkpoint.replay = true needs a single learner with store.name = 'local'")
 
     def _check_replay(self, memory: ReplayConfig) -> None:
-        if not isinstance(self.algorithm, DQN):
+        if not isinstance(self.algorithm, QLearning):
             raise UsageError(
                 "memory.name = 'replay' does not fit an on-policy algorithm, which learns from what it just did: "
                 "set memory.name = 'fresh', or choose dqn or categorical-dqn"
@@ -271,10 +271,16 @@ class Recipe:
         if self.sampler.kind == "pipelined":
             raise UsageError("sampler.kind = 'pipelined' feeds a training queue: value learning has a replay, use 'alternating'")
         if (self.topology.actors > 0) != (memory.shards > 0):
-            raise UsageError("topology.actors fill a global replay, and only they do: set memory.shards with it, or neither")
+            missing = "topology.actors" if memory.shards else "memory.shards"
+            raise UsageError(f"topology.actors fill a global replay of memory.shards servers: {missing} is not set")
         if memory.shards > self.actors:
             raise UsageError(f"memory.shards = {memory.shards} exceeds topology.actors = {self.actors}: each actor fills one")
         memory.share(self.actors).check(self.sampler.num_envs, self.sampler.horizon)
+        if memory.n_step * self.sampler.num_envs * self.actors >= self.total_steps:
+            raise UsageError(
+                f"memory.n_step = {memory.n_step} for each of {self.sampler.num_envs * self.actors} simulators exceeds "
+                f"total_steps = {self.total_steps}: it would never learn; lower the one or raise the other"
+            )
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(
                 f"memory.warmup_steps = {memory.warmup_steps} of total_steps = {self.total_steps}: it would never learn; "
@@ -284,7 +290,7 @@ class Recipe:
     def _check_fresh(self, memory: FreshConfig) -> None:
         if self.topology.actors:
             raise UsageError("topology.actors fill a replay: an on-policy algorithm's learners act for themselves, set it to 0")
-        if isinstance(self.algorithm, DQN):
+        if isinstance(self.algorithm, QLearning):
             raise UsageError("algorithm.name = 'dqn' or 'categorical-dqn' learns from a replay: set memory.name = 'replay'")
         if self.exploration != Exploration():
             raise UsageError("exploration is for algorithms that act greedily otherwise (dqn, categorical-dqn): remove it")

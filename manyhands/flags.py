@@ -8,6 +8,7 @@ import difflib
 import io
 import math
 import typing
+from collections.abc import Iterable
 from typing import Any
 
 import tyro
@@ -33,17 +34,28 @@ def flags_of(recipe: Recipe) -> dict[str, Any]:
     return flags
 
 
-def override(recipe: Recipe, arguments: list[str], program: str, beside: str = "") -> Recipe:
-    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo. beside: the
-    command's own options, for --help."""
+def override(recipe: Recipe, arguments: list[str], program: str, beside: str = "", own: Iterable[str] = ()) -> Recipe:
+    """The recipe with `--section.key value` applied by tyro, after a check that names the nearest flag for a typo. own: the
+    command's own options; beside: what --help says of them."""
     arguments = normalised(arguments)
     recipe, arguments = _with_kinds(_with_env_kind(recipe, arguments), arguments)
     flags = flags_of(recipe)
     if "--help" not in arguments and "-h" not in arguments:
-        check_flags(arguments, flags)
-        arguments = _checked_numbers(arguments, flags)
-    about = "Every key of the recipe is an option." + (f" Beside them:\n{beside}" if beside else "")
+        check_flags(arguments, flags, own)
+        arguments = _checked_numbers(_with_switches(arguments, flags), flags)
+    kinds = "; ".join(f"--{section}.name {'|'.join(names)}" for section, names in KINDS.items())
+    about = f"Every key of the recipe is an option. Other kinds, with options of their own: {kinds}."
+    about += f" Beside them:\n{beside}" if beside else ""
     return parse(Recipe, arguments, program, default=recipe, description=about)
+
+
+def _with_switches(arguments: list[str], flags: dict[str, Any]) -> list[str]:
+    """`--memory.prioritized` alone means True."""
+    words: list[str] = []
+    for i, word in enumerate(arguments):
+        alone = i + 1 == len(arguments) or arguments[i + 1].startswith("--")
+        words += [word, "True"] if flags.get(word) is bool and alone else [word]
+    return words
 
 
 def _checked_numbers(arguments: list[str], flags: dict[str, Any]) -> list[str]:
@@ -132,17 +144,20 @@ def _check_other_kinds(flag: str) -> None:
     owners = [n for n, cls in KINDS.get(section, {}).items() if key in {f.name for f in dataclasses.fields(cls)}]
     if owners:
         choose = f"--{section}.name {owners[0]}"
+        if "replay" in owners:
+            choose += " --algorithm.name dqn"
         raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have; {choose} would")
 
 
-def check_flags(arguments: list[str], flags: dict[str, Any]) -> None:
+def check_flags(arguments: list[str], flags: dict[str, Any], own: Iterable[str] = ()) -> None:
     for i, word in enumerate(arguments):
         if word.startswith("--") and word not in flags:
             if "--sampler.kind" in flags:  # a recipe's
                 _check_other_kinds(word)
             elif "." in word:
                 raise UsageError(f"{word}: a run keeps its recipe; the options are {', '.join(flags)}")
-            near = difflib.get_close_matches(word, flags, 1, 0.7)
+            inside = [flag for flag in flags if flag.partition(".")[2] == word[2:]]  # --double for --algorithm.double
+            near = inside or difflib.get_close_matches(word, [*own, *flags], 1, 0.7)
             raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
         if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):
             previous = next((w for w in reversed(arguments[:i]) if w.startswith("--")), None)

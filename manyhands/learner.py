@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +44,7 @@ class Learner:
         captured = capture and model.parameters.is_cuda
         self._gradient = (CapturedGradient if captured else Gradient)(algorithm, model, self._target)
         self._explore = explore if len(sampler.epsilon) else None  # who has no simulators explores nothing
+        self._epsilon = 0.0  # the mean of all simulators, in this rollout
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0
@@ -61,7 +62,7 @@ class Learner:
                 paid = self.store.count(rollout.steps)
                 self.clock = self.store.clock
                 self.memory.add(rollout if paid == rollout.steps else replace(rollout, steps=paid))
-                self._note_lag(rollout)
+                self._note(rollout)
             # While the simulators are busy a replay hands out its share of what is owed; a fresh memory has nothing then.
             while (batch := self.memory.next()) is not None:
                 self._update(batch)
@@ -77,11 +78,17 @@ class Learner:
         self.clock = self.store.refresh()
         self.actor.refresh(self.clock.updates)
         if self._explore is not None:
+            epsilon = self._explore(self.clock)
+            self._epsilon = float(epsilon.mean())
             with on(self.actor.stream):
-                self.sampler.epsilon.copy_(self._explore(self.clock))
+                self.sampler.epsilon.copy_(epsilon)
 
-    def _note_lag(self, rollout: Rollout) -> None:
-        """How many updates old the policy is whose actions are about to be learned from, where that is not always 0."""
+    def _note(self, rollout: Rollout) -> None:
+        """What the memory holds, the mean ε, and how many updates old the policy is whose actions are about to be learned from,
+        where that is not always 0."""
+        self.sums.add(self.memory.metrics())
+        if self._explore is not None:
+            self.sums.add({"epsilon": self._epsilon})
         if rollout.queue is not None:
             self.sums.add({"policy_lag": self.clock.updates - rollout.version.float().mean(), "queue": rollout.queue})
         elif self.clock.updates > self.actor.version:  # which has acted in all of it
@@ -163,7 +170,7 @@ class MetricSums:
         self._sums: dict[str, Tensor | float] = {}
         self._counts: dict[str, int] = {}
 
-    def add(self, metrics: dict[str, Tensor | float]) -> None:
+    def add(self, metrics: Mapping[str, Tensor | float]) -> None:
         for name, value in metrics.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
             self._counts[name] = self._counts.get(name, 0) + 1

@@ -187,7 +187,12 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], spec: EnvSpec, sta
             display.say("starting the processes; this takes a while")
         team = Team(recipe, run.custom, spec, display.warn, state and state["team"])
         if state is not None and _about_replay(state["team"]).get("replay", "saved") != "saved":
-            display.say("the replay was not saved (checkpoint.replay = false): it is filled anew before learning goes on")
+            steps = f"{recipe.memory.warmup_steps:,} steps" if isinstance(recipe.memory, ReplayConfig) else ""
+            display.say(
+                f"the replay was not saved (checkpoint.replay = false): it is filled anew, {steps}, before learning goes on"
+            )
+        for doubt in build.doubts(recipe):
+            display.warn(doubt)
         temporary = run.directory / ".recipe.toml"
         temporary.write_text(to_toml(run.recipe))
         temporary.replace(run.directory / "recipe.toml")

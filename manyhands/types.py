@@ -242,6 +242,10 @@ class Memory(Stateful, Protocol):
         """How surprising the samples of a batch were."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What it holds, after a rollout was added."""
+        ...
+
 
 @dataclass(frozen=True)
 class Clock:

@@ -40,7 +40,13 @@ def manyhands(capsys, *arguments):
         (["train", "snake", "--memory.minibatches", "100000"], "exceeds the rollout"),
         (["train", "cartpole-a2c", "--memory.epochs", "3"], "uses a sample once"),
         (["train", "snake", "--total-steps", "0"], "must be at least 1"),
-        (["train", "snake", "--memory.prioritized", "true"], "belongs to memory replay"),
+        (["train", "snake", "--memory.prioritized"], "--memory.name replay --algorithm.name dqn would"),
+        (["train", "cartpole-dqn", "--double"], "did you mean '--algorithm.double'"),
+        (["bench", "cartpole-dqn", "--second", "3"], "did you mean '--seconds'"),
+        (["train", "cartpole-dqn", "--memory.n-step", "5000", "--total-steps", "2000"], "it would never learn"),
+        (["train", "cartpole-dqn", "--exploration.spread", "-3"], "exploration.spread = -3"),
+        (["train", "pong-rainbow-512", "--algorithm.loss-kind", "squared"], "belongs to algorithm dqn"),
+        (["train", "apex-pong", "--memory.capacity", "4e9", "--dry-run"], "lower it"),
         (["train", "cartpole-dqn", "--memory.n-step", "20000"], "memory.n_step = 20000 does not fit"),
         (["train", "cartpole-dqn", "--memory.batch", "200000"], "exceeds memory.capacity"),
         (["train", "cartpole-dqn", "--memory.capacity", "1e15"], "lower it"),
@@ -111,6 +117,13 @@ def test_dry_run_says_what_would_happen(capsys, tmp_path, monkeypatch):
     assert "sticky_actions = 0.0" in out and "noop_max = 30" in out  # the preset, resolved
     code, out, _ = manyhands(capsys, "train", "snake", "--dry-run", "--json")
     assert json.loads(out)["actions"] == 4
+    code, out, _ = manyhands(capsys, "train", "gorila-global-snake", "--dry-run", "--json")
+    about = json.loads(out)
+    code, out, _ = manyhands(capsys, "train", "snake-dqn", "--dry-run", "--json", "--checkpoint.replay")
+    whole = json.loads(out)
+    assert about["replay_servers"] == 2 and whole["checkpoint_replays"] == 3
+    sizes = [x["recipe"]["memory"]["capacity"] for x in (about, whole)]
+    assert 2 * about["replay_bytes"] / whole["replay_bytes"] == pytest.approx(sizes[0] / sizes[1], rel=0.1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -380,6 +380,7 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     manifest = json.loads((run.checkpoints / "latest" / "manifest.json").read_text())
     assert manifest["replay"].startswith("not saved")
     before = run.metrics()[-1]
+    assert before["replay"] > 0 and before["epsilon"] < run.metrics()[0]["epsilon"] and 0 < before["beta"] <= 1
     with pytest.raises(mh.UsageError, match=r"filling it takes 500 steps .* only 400 are left"):
         mh.resume(run.directory, total_steps=before["step"] + 400, quiet=True)
     assert command("resume", run.directory, "--total-steps", 4000, stderr=subprocess.STDOUT).wait(60) == 0
@@ -387,6 +388,11 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     after = run.metrics()[-1]
     # The first 500 steps pay for nothing, each later one for 4 of a batch's 16 samples.
     assert after["updates"] - before["updates"] == (after["step"] - before["step"] - 500) * 4 // 16
+
+
+def test_what_is_hardly_meant_is_said(tmp_path, capfd):
+    train(tmp_path / "run", **{**REPLAY, "exploration": {"over": 100_000}})
+    assert "ε is still 0.9" in capfd.readouterr().err
 
 
 def test_a_run_ends_when_its_games_are_good_enough(tmp_path):

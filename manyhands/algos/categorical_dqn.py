@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from manyhands.algos.dqn import DQN
+from manyhands.algos.dqn import QLearning
 from manyhands.maths import td
 from manyhands.nets.heads import CategoricalQ
 from manyhands.types import Loss, TransitionBatch, UsageError
 
 
 @dataclass(frozen=True)
-class CategoricalDQN(DQN):
+class CategoricalDQN(QLearning):
     """L = -w·Σ m·log p(s, a; θ),  m = r + γⁿ·Z(s′, a*; θ⁻) projected onto the support"""
 
     atoms: int = 51
@@ -26,8 +26,10 @@ class CategoricalDQN(DQN):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.atoms < 2 or not self.v_min < self.v_max:
-            raise UsageError("algorithm.atoms must be at least 2, and algorithm.v_min below algorithm.v_max")
+        if self.atoms < 2:
+            raise UsageError(f"algorithm.atoms = {self.atoms}: must be at least 2")
+        if not self.v_min < self.v_max:
+            raise UsageError(f"algorithm.v_min = {self.v_min:g} must lie below algorithm.v_max = {self.v_max:g}")
 
     def head(self, features: int, actions: int) -> nn.Module:
         return CategoricalQ(features, actions, self.atoms, self.dueling)

@@ -17,8 +17,8 @@ from manyhands.types import Loss, PolicyBatch, Rollout, TransitionBatch, UsageEr
 
 
 @dataclass(frozen=True)
-class DQN:
-    """L = w·huber(y - Q(s, a; θ)),  y = r + γⁿ·maxₐ Q(s′, a; θ⁻), or Q(s′, argmaxₐ Q(s′, a; θ); θ⁻) if double"""
+class QLearning:
+    """What DQN and Categorical DQN share: everything but the head and the loss."""
 
     gamma: float = 0.99
     """Discount of future rewards."""
@@ -26,8 +26,6 @@ class DQN:
     """The online network chooses the next action, the target network values it."""
     dueling: bool = False
     """A head that adds a state's value and the actions' advantages."""
-    loss_kind: Literal["huber", "squared"] = "huber"
-    """huber: errors beyond 1 count linearly."""
     target_period: int = 10_000
     """How often the target network becomes a copy of the online one."""
     target_unit: Literal["steps", "updates"] = "steps"
@@ -38,9 +36,6 @@ class DQN:
             raise UsageError(f"algorithm.gamma = {self.gamma}: must lie between 0 and 1")
         if self.target_period < 1:
             raise UsageError(f"algorithm.target_period = {self.target_period}: must be at least 1")
-
-    def head(self, features: int, actions: int) -> nn.Module:
-        return (DuelingQ if self.dueling else Q)(features, actions)
 
     def act(self, net: nn.Module, obs: Tensor, epsilon: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         q = self.values(net(obs))  # [B, A]
@@ -56,6 +51,17 @@ class DQN:
 
     def prepare(self, net: nn.Module, rollout: Rollout) -> PolicyBatch:
         raise TypeError("value learning draws its batches from a replay")
+
+
+@dataclass(frozen=True)
+class DQN(QLearning):
+    """L = w·ℓ(y - Q(s, a; θ)),  y = r + γⁿ·maxₐ Q(s′, a; θ⁻), or Q(s′, argmaxₐ Q(s′, a; θ); θ⁻) if double"""
+
+    loss_kind: Literal["huber", "squared"] = "huber"
+    """ℓ: errors beyond 1 count linearly, or all of them squared."""
+
+    def head(self, features: int, actions: int) -> nn.Module:
+        return (DuelingQ if self.dueling else Q)(features, actions)
 
     def loss(self, net: nn.Module, target: nn.Module | None, batch: TransitionBatch, progress: float | Tensor) -> Loss:
         assert target is not None

@@ -30,10 +30,11 @@ def recipe_and_options(command: str, arguments: list[str], options: Options) -> 
         print(f"usage: {program(command)} RECIPE [--section.key value ...] [OPTIONS]\n\n{explained(options)}\n")
         print(f"recipes: {', '.join(recipe_names())}\n'{program(command)} RECIPE --help' lists every key of a recipe")
         sys.exit(0)
+    flags = [f"--{name.replace('_', '-')}" for name in options]
     if not words or words[0].startswith("-"):
-        shown = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise UsageError(f"usage: {program(command)} RECIPE [--section.key value ...]   (and: {shown})")
-    return override(load_recipe(words[0]), words[1:], f"{program(command)} {words[0]}", explained(options)), own
+        raise UsageError(f"usage: {program(command)} RECIPE [--section.key value ...]   (and: {', '.join(flags)})")
+    recipe = override(load_recipe(words[0]), words[1:], f"{program(command)} {words[0]}", explained(options), flags)
+    return recipe, own
 
 
 def explained(options: Options) -> str:

@@ -50,13 +50,17 @@ def _show_plan(about: dict[str, Any]) -> str:
     mib = {key: about.get(f"{key}_bytes", 0) / 2**20 for key in ("rollout", "parameter", "input", "replay")}
     per = "rollout" if "updates_per_rollout" in about else "step"
     each = "" if about["learners"] == 1 else f"each of {about['learners']} learners: "
-    replay = f", replay {mib['replay']:,.0f} on {about['replay_device']}" if mib["replay"] else ""
+    apart, saved = about.get("replay_servers", 0), about.get("checkpoint_replays", 0) * mib["replay"]
+    kept = mib.pop("replay") if apart else mib["replay"]
+    replay = f", replay {kept:,.0f} on {about['replay_device']}" if kept and not apart else ""
     shape = "×".join(map(str, about["observation"]))
     return (
         f"# network: {about['parameters']:,} parameters, from {shape} to {about['actions']} actions, on {about['device']}\n"
         f"# updates: {each}{about[f'updates_per_{per}']:g} per {per}, {about['samples_per_update']:,} samples each\n"
         f"# memory: {each}about {sum(mib.values()):,.0f} MiB (rollouts {mib['rollout']:,.0f}, parameters and optimiser "
         f"{mib['parameter']:,.0f}, network inputs {mib['input']:,.0f}{replay}), beside activations and the simulators"
+        + (f"\n# replay: {apart} servers with about {kept:,.0f} MiB each" if apart else "")
+        + (f"\n# disk: up to {saved:,.0f} MiB for the replays of checkpoints" if saved else "")
     )
 
 
@@ -100,6 +104,7 @@ def _finished(run: Any, quiet: bool) -> int:
     return 0
 
 
+FEW_STEPS = 1000  # which nobody waits for
 BENCH_OPTIONS: Options = {
     "seconds": (15.0, "of training"),
     "picture": ("", "a .png, .svg or .pdf of where the time goes"),
@@ -114,6 +119,9 @@ def bench(arguments: list[str]) -> int:
 
     recipe, own = recipe_and_options("bench", arguments, BENCH_OPTIONS)
     check_picture("--picture", own["picture"])
+    warmup = getattr(recipe.memory, "warmup_steps", 0)
+    if warmup > FEW_STEPS:
+        print(f"first {warmup:,} steps of random play (--memory.warmup-steps), then {own['seconds']:g} s", file=sys.stderr)
     result = benches.bench(recipe, Custom(), own["seconds"])
     if own["picture"]:
         from manyhands.plot import bars

@@ -83,6 +83,9 @@ class FreshMemory:
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         raise TypeError("a fresh memory has no priorities")
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def _samples(self, rollout: Rollout) -> PolicyBatch:
         return replace(self._prepare(rollout), obs=rollout_stacks(rollout, 0, len(rollout.action)))
 

@@ -134,6 +134,9 @@ class RemoteReplay:
         weight = (priority / total * size).clamp(min=1e-12) ** -beta
         return weight / weight.max()
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         if not self._config.prioritized:
             return

@@ -197,6 +197,12 @@ class Replay:
             self._admit(old, self._drawable())
         self._share, self._taken = -(-self.owed // self._pauses), 0
 
+    def _beta_now(self) -> float:
+        return schedules.linear(self._config.beta, 1.0, self._steps / self._total_steps)
+
+    def metrics(self) -> dict[str, float]:
+        return {"replay": float(len(self)), **({"beta": self._beta_now()} if self._config.prioritized else {})}
+
     def _drawable(self) -> tuple[int, int]:
         """Slots [begin, end), counted from the run's start, whose history, n steps and last frame are all there."""
         end = max(self._end - self._config.n_step + 1, 0)
@@ -247,9 +253,8 @@ class Replay:
     def draw(self) -> TransitionBatch:
         """A batch; on a GPU the next draw overwrites it."""
         begin, end = self._drawable()
-        beta = schedules.linear(self._config.beta, 1.0, self._steps / self._total_steps)
         self._cursor.copy_(torch.tensor([self._drawn, begin, end]), non_blocking=True)
-        self._beta.fill_(beta)
+        self._beta.fill_(self._beta_now())
         self._drawn += 1
         batch = self._gather()
         if self._device == self._learner_device:

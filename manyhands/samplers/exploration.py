@@ -31,8 +31,10 @@ class Exploration:
         for name in ("start", "end"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"exploration.{name} = {getattr(self, name)}: must lie between 0 and 1")
-        if self.over < 1 or self.spread < 0:
-            raise UsageError("exploration.over must be at least 1, exploration.spread not negative")
+        if self.over < 1:
+            raise UsageError(f"exploration.over = {self.over}: must be at least 1")
+        if self.spread < 0:
+            raise UsageError(f"exploration.spread = {self.spread:g}: must not be negative")
 
     def epsilon(self, num_envs: int, clock: Clock, warmup_steps: int) -> Tensor:
         """[num_envs]"""
