@@ -345,13 +345,32 @@ def check(recipe: Recipe, custom: Custom) -> tuple[EnvSpec, Model]:
     finally:
         group.close()
     if isinstance(recipe.memory, ReplayConfig):
-        # Of a cluster we know this machine only: one part must fit. Here, all of them.
-        parts = (recipe.memory.shards or recipe.actors) if recipe.topology.host == "ray" else 1
-        place_replay(recipe.memory.share(parts), spec, recipe.sampler.num_envs, device)
+        check_replay(recipe, recipe.memory, spec)
     model = make_model(recipe, custom.algorithm or recipe.algorithm, spec, torch.device("cpu"), custom)
     if isinstance(recipe.store, SharedConfig | ServersConfig):
         recipe.store.pieces(model.parameters.numel())
     return spec, model
+
+
+def check_replay(recipe: Recipe, memory: ReplayConfig, spec: EnvSpec) -> None:
+    """It fits, and something will be learned from it before the run is over."""
+    rings, needed, where = replay_of_one(recipe, memory, spec)
+    if recipe.topology.host != "ray":  # of a cluster we know this machine only, and one part must fit; here, all of them
+        needed *= recipe.actors / rings
+    choose_device(memory, math.ceil(needed), where, free_memory)
+    together = recipe.sampler.num_envs * recipe.actors
+    slots = math.ceil(recipe.total_steps / (together * recipe.sampler.horizon)) * recipe.sampler.horizon
+    paid = memory.intensity * (slots * together - memory.warmup_steps) / memory.batch
+    if slots < memory.n_step or paid < 1:
+        what = f"n_step = {memory.n_step}" if slots < memory.n_step else f"batch = {memory.batch}"
+        raise UsageError(f"memory.{what} of total_steps = {recipe.total_steps}: it would never learn; lower it or raise that")
+
+
+def replay_of_one(recipe: Recipe, memory: ReplayConfig, spec: EnvSpec) -> tuple[int, float, torch.device]:
+    """Of one who keeps a replay, a learner or a replay server: for how many actors, how many bytes, beside what device."""
+    rings = math.ceil(recipe.actors / memory.shards) if memory.shards else 1
+    where = torch.device("cpu") if memory.shards else find_device(recipe.device)
+    return rings, rings * replay_bytes(memory.share(recipe.actors), spec, recipe.sampler.num_envs), where
 
 
 def doubts(recipe: Recipe) -> list[str]:
@@ -397,15 +416,15 @@ def describe(recipe: Recipe, custom: Custom) -> dict[str, Any]:
     rollout = 2 * (slots + spec.stack * sampler.num_envs) * frame_bytes + 2 * slots * spec.stack * frame_bytes
     memory = recipe.memory
     if isinstance(memory, ReplayConfig):
-        where = torch.device("cpu") if memory.shards else find_device(recipe.device)
-        memory = memory.share(memory.shards or recipe.actors)
+        _, needed, where = replay_of_one(recipe, memory, spec)
         batch, stacks = memory.batch, 2 * memory.batch
         extra = {
             "updates_per_step": memory.intensity / memory.batch,
-            "replay_bytes": replay_bytes(memory, spec, sampler.num_envs),
-            "replay_device": str(place_replay(memory, spec, sampler.num_envs, where)),
+            "replay_bytes": needed,
+            "replay_device": str(choose_device(memory, math.ceil(needed), where, free_memory)),
             "replay_servers": memory.shards,
-            "checkpoint_replays": recipe.checkpoint.keep + 1 if recipe.checkpoint.replay else 0,  # the best is kept beside them
+            # the newest is written before an old one goes, and the best is kept beside them
+            "checkpoint_replays": recipe.checkpoint.keep + 2 if recipe.checkpoint.replay else 0,
         }
     else:
         batch = stacks = slots // memory.minibatches

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -228,6 +229,8 @@ class Recipe:
             raise UsageError(f"total_steps = {self.total_steps}: must be at least 1")
         if self.limit_minutes < 0:
             raise UsageError(f"limit_minutes = {self.limit_minutes:g}: must not be negative")
+        if self.stop_at_return is not None and math.isnan(self.stop_at_return):
+            raise UsageError("stop_at_return = nan: must be a number")
         self._check_topology()
         if isinstance(self.memory, ReplayConfig):
             self._check_replay(self.memory)
@@ -273,14 +276,11 @@ class Recipe:
         if (self.topology.actors > 0) != (memory.shards > 0):
             missing = "topology.actors" if memory.shards else "memory.shards"
             raise UsageError(f"topology.actors fill a global replay of memory.shards servers: {missing} is not set")
+        if memory.shards and memory.device == "cuda":
+            raise UsageError("memory.device = 'cuda': a global replay lies in the main memory of its servers, leave it out")
         if memory.shards > self.actors:
             raise UsageError(f"memory.shards = {memory.shards} exceeds topology.actors = {self.actors}: each actor fills one")
         memory.share(self.actors).check(self.sampler.num_envs, self.sampler.horizon)
-        if memory.n_step * self.sampler.num_envs * self.actors >= self.total_steps:
-            raise UsageError(
-                f"memory.n_step = {memory.n_step} for each of {self.sampler.num_envs * self.actors} simulators exceeds "
-                f"total_steps = {self.total_steps}: it would never learn; lower the one or raise the other"
-            )
         if memory.warmup_steps >= self.total_steps:
             raise UsageError(
                 f"memory.warmup_steps = {memory.warmup_steps} of total_steps = {self.total_steps}: it would never learn; "

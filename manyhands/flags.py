@@ -40,9 +40,10 @@ def override(recipe: Recipe, arguments: list[str], program: str, beside: str = "
     arguments = normalised(arguments)
     recipe, arguments = _with_kinds(_with_env_kind(recipe, arguments), arguments)
     flags = flags_of(recipe)
+    arguments = _with_switches(arguments, flags)
     if "--help" not in arguments and "-h" not in arguments:
         check_flags(arguments, flags, own)
-        arguments = _checked_numbers(_with_switches(arguments, flags), flags)
+        arguments = _checked_numbers(arguments, flags)
     kinds = "; ".join(f"--{section}.name {'|'.join(names)}" for section, names in KINDS.items())
     about = f"Every key of the recipe is an option. Other kinds, with options of their own: {kinds}."
     about += f" Beside them:\n{beside}" if beside else ""
@@ -62,15 +63,16 @@ def _checked_numbers(arguments: list[str], flags: dict[str, Any]) -> list[str]:
     """Numbers as people write them – 1e6, 200_000 – and one clear line for what is none."""
     words = list(arguments)
     for i, word in enumerate(words):
-        if flags.get(word) not in (int, float):
+        kind = next((k for k in (float, int) if k is flags.get(word) or k in typing.get_args(flags.get(word))), None)
+        if kind is None or words[i + 1 : i + 2] == ["None"]:
             continue
         if i + 1 == len(words) or words[i + 1].startswith("--"):
             raise UsageError(f"{word} needs a value")
         try:
             number = float(words[i + 1])
         except ValueError:
-            raise UsageError(f"{word} {words[i + 1]}: must be {type_name(flags[word])}") from None
-        if flags[word] is int:
+            raise UsageError(f"{word} {words[i + 1]}: must be {type_name(kind)}") from None
+        if kind is int:
             if number != int(number if math.isfinite(number) else 0.5):
                 raise UsageError(f"{word} {words[i + 1]}: must be a whole number")
             words[i + 1] = str(int(number))
@@ -146,6 +148,8 @@ def _check_other_kinds(flag: str) -> None:
         choose = f"--{section}.name {owners[0]}"
         if "replay" in owners:
             choose += " --algorithm.name dqn"
+        elif section == "algorithm" and "dqn" in owners[0]:
+            choose += " --memory.name replay"
         raise UsageError(f"{flag} belongs to {section} {' and '.join(owners)}, which this recipe does not have; {choose} would")
 
 
@@ -156,7 +160,9 @@ def check_flags(arguments: list[str], flags: dict[str, Any], own: Iterable[str] 
                 _check_other_kinds(word)
             elif "." in word:
                 raise UsageError(f"{word}: a run keeps its recipe; the options are {', '.join(flags)}")
-            inside = [flag for flag in flags if flag.partition(".")[2] == word[2:]]  # --double for --algorithm.double
+            inside = [
+                flag for flag in flags if len(word) > 2 and flag.partition(".")[2] == word[2:]
+            ]  # --double for --algorithm.double
             near = inside or difflib.get_close_matches(word, [*own, *flags], 1, 0.7)
             raise UsageError(f"unknown option {word}" + (f"; did you mean {near[0]!r}?" if near else "; --help lists all"))
         if not word.startswith("--") and (i == 0 or (i > 1 and not arguments[i - 1].startswith("--"))):

@@ -7,8 +7,9 @@ import os
 import signal
 import threading
 import time
+import tomllib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 
 from manyhands import build, checkpoint
 from manyhands.build import Custom
-from manyhands.config import Recipe, load_recipe, to_toml
+from manyhands.config import Recipe, from_dict, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
 from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
@@ -78,7 +79,10 @@ class Run:
         directory = Path(directory)
         if not (directory / "recipe.toml").is_file():
             raise UsageError(f"{directory} is not a run directory: it has no recipe.toml")
-        return Run(directory, load_recipe(str(directory / "recipe.toml")), custom)
+        tree = tomllib.loads((directory / "recipe.toml").read_text())
+        if tree["algorithm"]["name"] == "categorical-dqn":
+            tree["algorithm"].pop("loss_kind", None)  # earlier versions wrote it, and it meant nothing there
+        return Run(directory, from_dict(tree, f"recipe {directory / 'recipe.toml'}"), custom)
 
     def on(self, device: str | None) -> Run:
         """The same run on another device."""
@@ -149,20 +153,14 @@ def resume(
         raise UsageError(
             f"{run.directory} is finished (it was given {minutes}): give a larger --limit-minutes, or 0 for no limit"
         )
-    if _enough(recipe, state["session"]["window"]):
+    if state["session"].get("reached") and recipe.stop_at_return == run.recipe.stop_at_return:
         goal = f"its games reached {recipe.stop_at_return:g}"
-        raise UsageError(f"{run.directory} is finished ({goal}): give a larger --stop-at-return")
+        raise UsageError(f"{run.directory} is finished ({goal}): give a larger --stop-at-return, or inf")
     _check_refill(recipe, state["team"], manifest["step"])
     spec, model = build.check(recipe, run.custom)
     identity = build.identity(recipe, run.custom, spec, model)
     checkpoint.check_same(identity, manifest["identity"], run.checkpoints)
     return _session(replace(run, recipe=recipe), quiet, identity, spec, state)
-
-
-def _enough(recipe: Recipe, returns: Sequence[float]) -> bool:
-    """The last games are as good as was asked for."""
-    goal, window = recipe.stop_at_return, recipe.report.window
-    return goal is not None and len(returns) == window and sum(returns) / window >= goal
 
 
 def _check_refill(recipe: Recipe, team: dict[str, Any], step: int) -> None:
@@ -244,6 +242,7 @@ class _Session:
             self._resumed = True
             from_step = state["team"]["store"]["steps"]
         self._display = display
+        self._reached = False  # stop_at_return
         self._saved_at = -1  # step of the newest checkpoint
         self._try_again_at = 0.0  # after a failed save
         self._writer = MetricsWriter(run.directory, recipe, from_step, self._display.warn)
@@ -303,8 +302,10 @@ class _Session:
                 self._save(hurried=True)
 
     def _over(self, step: int) -> bool:
-        limit = self._recipe.limit_minutes * 60
-        return step >= self._recipe.total_steps or 0 < limit <= self._seconds() or _enough(self._recipe, self._window)
+        limit, goal, mean = self._recipe.limit_minutes * 60, self._recipe.stop_at_return, self._mean()
+        if goal is not None and mean is not None and len(self._window) == self._recipe.report.window:
+            self._reached = self._reached or mean >= goal  # for good: games that come in late may be worse
+        return step >= self._recipe.total_steps or 0 < limit <= self._seconds() or self._reached
 
     def _seconds(self) -> float:
         """Of training, before and after every resume."""
@@ -405,6 +406,7 @@ class _Session:
             "episodes": self._episodes,
             "best": best,
             "seconds": self._seconds(),
+            "reached": self._reached,
             "reported": list(self._reported),
         }
 

@@ -57,3 +57,9 @@ def written(run_dir):
     """A first report is there."""
     metrics = run_dir / "metrics.jsonl"
     return metrics.exists() and metrics.stat().st_size > 0
+
+
+def shared_memory() -> set[str]:
+    """Names under /dev/shm, but for the notes that Intel's OpenMP runtime keeps there while a process lives: other tests' may
+    come, and those of the killed stay."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("__KMP")}

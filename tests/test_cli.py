@@ -44,9 +44,12 @@ def manyhands(capsys, *arguments):
         (["train", "cartpole-dqn", "--double"], "did you mean '--algorithm.double'"),
         (["bench", "cartpole-dqn", "--second", "3"], "did you mean '--seconds'"),
         (["train", "cartpole-dqn", "--memory.n-step", "5000", "--total-steps", "2000"], "it would never learn"),
+        (["train", "cartpole-dqn", "--memory.batch", "1000", "--memory.intensity", "0.001"], "it would never learn"),
+        (["train", "snake", "--stop-at-return", "abc"], "--stop-at-return abc: must be a number"),
+        (["train", "snake", "--algorithm.atoms", "3"], "--algorithm.name categorical-dqn --memory.name replay would"),
         (["train", "cartpole-dqn", "--exploration.spread", "-3"], "exploration.spread = -3"),
         (["train", "pong-rainbow-512", "--algorithm.loss-kind", "squared"], "belongs to algorithm dqn"),
-        (["train", "apex-pong", "--memory.capacity", "4e9", "--dry-run"], "lower it"),
+        (["train", "apex-pong", "--memory.capacity", "4e7", "--dry-run"], "lower it"),
         (["train", "cartpole-dqn", "--memory.n-step", "20000"], "memory.n_step = 20000 does not fit"),
         (["train", "cartpole-dqn", "--memory.batch", "200000"], "exceeds memory.capacity"),
         (["train", "cartpole-dqn", "--memory.capacity", "1e15"], "lower it"),
@@ -121,7 +124,7 @@ def test_dry_run_says_what_would_happen(capsys, tmp_path, monkeypatch):
     about = json.loads(out)
     code, out, _ = manyhands(capsys, "train", "snake-dqn", "--dry-run", "--json", "--checkpoint.replay")
     whole = json.loads(out)
-    assert about["replay_servers"] == 2 and whole["checkpoint_replays"] == 3
+    assert about["replay_servers"] == 2 and whole["checkpoint_replays"] == 4
     sizes = [x["recipe"]["memory"]["capacity"] for x in (about, whole)]
     assert 2 * about["replay_bytes"] / whole["replay_bytes"] == pytest.approx(sizes[0] / sizes[1], rel=0.1)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ import manyhands as mh
 from manyhands import checkpoint
 from manyhands.run import Run
 from tests.conftest import Corridor
-from tests.processes import alive, children, command, wait_for
+from tests.processes import alive, children, command, shared_memory, wait_for
 
 SMALL = {
     "env": {"board": 5, "patience": 20},
@@ -302,7 +302,7 @@ def test_interrupts_leave_nothing_behind(tmp_path, how):
         "train", "cartpole-ppo", "--run-dir", run_dir, "--total-steps", 10_000_000, "--env.workers", 2,
         "--report.every-steps", 1000, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     wait_for(lambda: (run_dir / "metrics.jsonl").exists() and (run_dir / "metrics.jsonl").stat().st_size > 0)
     simulators = children(process.pid)
     assert len(simulators) == 2
@@ -319,7 +319,7 @@ def test_interrupts_leave_nothing_behind(tmp_path, how):
     seconds = time.monotonic() - begin
     assert code == {"once": 130, "twice": 130, "killed": -signal.SIGKILL}[how]
     assert seconds < {"once": 10, "twice": 3, "killed": 15}[how]
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     if how == "once":
         manifest = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())
         assert manifest["step"] >= 1000
@@ -399,6 +399,7 @@ def test_a_run_ends_when_its_games_are_good_enough(tmp_path):
     run = train(tmp_path / "run", total_steps=10_000_000, stop_at_return=-5.0, report={"window": 20})
     last = run.metrics()[-1]
     assert not run.interrupted and last["step"] == run.steps < 10_000_000 and last["episodes"] >= 20
+    assert json.loads((run.checkpoints / "latest" / "manifest.json").read_text())["finished"]
     with pytest.raises(mh.UsageError, match="its games reached -5"):
         mh.resume(run, quiet=True)
     assert mh.resume(run, stop_at_return=100.0, total_steps=run.steps + 100, quiet=True).steps > run.steps

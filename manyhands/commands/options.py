@@ -41,7 +41,7 @@ def explained(options: Options) -> str:
     lines = []
     for name, (default, about) in options.items():
         kind = {bool: "", str: " TEXT"}.get(type(default), " NUMBER")
-        usual = f" ({default})" if kind and default != "" else ""
+        usual = "" if not kind or default == "" else f" ({default})" if kind == " TEXT" else f" ({default:,.10g})"
         lines.append(f"  --{name.replace('_', '-') + kind:<28} {about}{usual}")
     return "\n".join(lines)
 

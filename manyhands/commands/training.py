@@ -29,7 +29,7 @@ def train(arguments: list[str]) -> int:
     recipe, own = recipe_and_options("train", arguments, TRAIN_OPTIONS)
     recipe = dataclasses.replace(recipe, env=recipe.env.resolved())
     if own["dry_run"]:
-        from manyhands.build import describe
+        from manyhands.build import describe, doubts
         from manyhands.config import to_dict
 
         about = describe(recipe, Custom())
@@ -37,7 +37,7 @@ def train(arguments: list[str]) -> int:
             print(json.dumps({"recipe": to_dict(recipe), **about}))
         else:
             print(to_toml(recipe))
-            print(_show_plan(about))
+            print("\n".join([_show_plan(about), *(f"# doubtful: {doubt}" for doubt in doubts(recipe))]))
         return 0
     directory = Path(own["run_dir"] or f"runs/{recipe.name}-{recipe.seed}")
     run = runs.start(recipe, directory, quiet=own["quiet"] or own["json"])
@@ -73,7 +73,7 @@ class ResumeOptions:
     limit_minutes: float | None = None
     """Go on for this many minutes of training in all instead of the recipe's; 0: no limit."""
     stop_at_return: float | None = None
-    """Go on until the last training games have this mean instead of the recipe's."""
+    """Go on until the last training games have this mean instead of the recipe's; inf: whatever they have."""
     device: str | None = None
     """Another device than the recipe's."""
     quiet: bool = False

@@ -1,5 +1,7 @@
 """Learning runs with generous margins. One seed of every topology in `make test`, more of everything in `make test-all`."""
 
+import json
+
 import pytest
 
 import manyhands as mh
@@ -51,6 +53,7 @@ def test_two_learners_reach_400(recipe, seed, tmp_path):
     """The first seed, which CI trains, stops when it can do it; the others show what a whole run gives."""
     run = train(recipe, seed, tmp_path, **({} if seed else {"stop_at_return": 475.0}))
     assert run.recipe.topology.learners == 2
+    assert json.loads((run.checkpoints / "latest" / "manifest.json").read_text())["finished"]
     assert run.evaluate(episodes=100 if seed else 30).mean >= 400
 
 

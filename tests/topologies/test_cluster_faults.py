@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyhands.run import Run
-from tests.processes import alive, command, descendants, start_run, wait_for
+from tests.processes import alive, command, descendants, shared_memory, start_run, wait_for
 
 
 def find(process, title: str) -> int:
@@ -71,7 +71,7 @@ LEAST = 1.37 - 2 * 0.25  # their mean, less two standard deviations
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_part_of_a_run_is_killed_once_and_the_run_learns_what_others_learn(tmp_path):
-    shared, run_dir, total = set(os.listdir("/dev/shm")), tmp_path / "run", 16_000
+    shared, run_dir, total = shared_memory(), tmp_path / "run", 16_000
     kept = ("--store.snapshot-s", 0.5, "--store.ledger", True)
     process = start_run("gorila-global-snake", run_dir, *QUICK, *kept, total_steps=total, report_every=200)
     everybody = set(descendants(process.pid))
@@ -93,7 +93,7 @@ def test_every_part_of_a_run_is_killed_once_and_the_run_learns_what_others_learn
     steps = sum(sum(entry["steps"].values()) for entry in state["servers"][0]["table"].values())
     assert steps == state["steps"]
     wait_for(lambda: not alive(everybody), 15)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     assert Run.open(run_dir).evaluate(episodes=100, actions="greedy").mean >= LEAST
 
 
@@ -122,7 +122,7 @@ def test_synchronous_servers_and_their_chief_are_replaced(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
-    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    shared, run_dir = shared_memory(), tmp_path / "run"
     process = start_run("gorila-global-snake", run_dir, report_every=200)
     everybody = descendants(process.pid)
     assert len(everybody) >= 7
@@ -130,7 +130,7 @@ def test_the_parent_is_killed_and_nothing_stays_behind(tmp_path):
     process.communicate()
     begin = time.monotonic()
     wait_for(lambda: not alive(everybody), 15)
-    assert time.monotonic() - begin < 15 and set(os.listdir("/dev/shm")) <= shared
+    assert time.monotonic() - begin < 15 and shared_memory() <= shared
 
 
 @pytest.mark.slow

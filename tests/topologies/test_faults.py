@@ -14,7 +14,7 @@ import pytest
 from manyhands.config import load_recipe
 from manyhands.maths import random
 from manyhands.run import Run
-from tests.processes import alive, children, command, descendants, start_run, wait_for
+from tests.processes import alive, children, command, descendants, shared_memory, start_run, wait_for
 
 LATER = ("cartpole-ppo-sync", "cartpole-a3c", "cartpole-a3c-units", "cartpole-async-dqn", "cartpole-ga3c", "cartpole-ba3c")
 TOPOLOGIES = ["cartpole-appo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
@@ -36,7 +36,7 @@ def interrupt(process):
 
 @pytest.mark.parametrize("recipe", TOPOLOGIES)
 def test_a_killed_learner(recipe, tmp_path):
-    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    shared, run_dir = shared_memory(), tmp_path / "run"
     process = start_run(recipe, run_dir)
     wait_for(lambda: saved(run_dir) > 0)
     everybody = descendants(process.pid)
@@ -60,7 +60,7 @@ def test_a_killed_learner(recipe, tmp_path):
         interrupt(process)
         assert process.returncode == 130
     wait_for(lambda: not alive(everybody), 10)
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
     step = saved(run_dir)
     assert step >= 4000
     assert command("resume", run_dir, "--total-steps", step + 1500, "--quiet").wait(60) == 0
@@ -98,7 +98,7 @@ SLOW = pytest.mark.slow
     ],
 )
 def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
-    shared, run_dir = set(os.listdir("/dev/shm")), tmp_path / "run"
+    shared, run_dir = shared_memory(), tmp_path / "run"
     process = start_run(recipe, run_dir, "--env.workers", 1)
     everybody = descendants(process.pid)
     assert len(everybody) == 4  # two learners with a simulator process each
@@ -111,7 +111,7 @@ def test_an_interrupted_team_leaves_nothing_behind(recipe, how, tmp_path):
         assert process.returncode == 130 and saved(run_dir) >= 1000
     wait_for(lambda: not alive(everybody), 15)
     assert time.monotonic() - begin < {"once": 10, "killed": 15}[how]
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory() <= shared
 
 
 @pytest.mark.slow
