@@ -328,12 +328,12 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """A shipped recipe by name or a TOML file by path, with nested overrides ({"sampler": {"num_envs": 4}})."""
-    tree = _read_tree(name, ())
+    tree = read_tree(name, ())
     tree.setdefault("name", Path(name).stem)
     return from_dict(_merge(tree, dict(overrides or {})), where=f"recipe {name}")
 
 
-def _read_tree(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+def read_tree(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if name in seen:
         raise UsageError(f"recipe {seen[0]}: extends itself ({' -> '.join((*seen, name))})")
     try:
@@ -345,7 +345,7 @@ def _read_tree(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         return tree
     if not isinstance(base, str):
         raise UsageError(f"recipe {name}: extends = {base!r}: must be the name of a recipe")
-    merged = _merge(_read_tree(base, (*seen, name)), tree)
+    merged = _merge(read_tree(base, (*seen, name)), tree)
     merged["name"] = tree.get("name", Path(name).stem)
     return merged
 

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from safetensors import SafetensorError
 
 from manyhands import build, checkpoint
 from manyhands.build import Custom
-from manyhands.config import Recipe, from_dict, to_toml
+from manyhands.config import Recipe, from_dict, read_tree, to_toml
 from manyhands.hosts.process import GaveUp, give_up_at
 from manyhands.memory.replay import ReplayConfig
 from manyhands.metrics import Display, MetricsWriter, read_metrics
@@ -79,9 +78,10 @@ class Run:
         directory = Path(directory)
         if not (directory / "recipe.toml").is_file():
             raise UsageError(f"{directory} is not a run directory: it has no recipe.toml")
-        tree = tomllib.loads((directory / "recipe.toml").read_text())
-        if tree["algorithm"]["name"] == "categorical-dqn":
-            tree["algorithm"].pop("loss_kind", None)  # earlier versions wrote it, and it meant nothing there
+        tree = read_tree(str(directory / "recipe.toml"), ())
+        algorithm = tree.get("algorithm")
+        if isinstance(algorithm, dict) and algorithm.get("name") == "categorical-dqn":
+            algorithm.pop("loss_kind", None)  # earlier versions wrote it, and it meant nothing there
         return Run(directory, from_dict(tree, f"recipe {directory / 'recipe.toml'}"), custom)
 
     def on(self, device: str | None) -> Run:

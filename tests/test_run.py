@@ -390,6 +390,18 @@ def test_without_its_replay_a_run_says_so_and_goes_on(tmp_path, capfd):
     assert after["updates"] - before["updates"] == (after["step"] - before["step"] - 500) * 4 // 16
 
 
+def test_a_run_directory_is_read_with_care(tmp_path):
+    run = train(tmp_path / "run", **{**REPLAY, "total_steps": 1000, "algorithm": {"name": "categorical-dqn"}})
+    recipe = run.directory / "recipe.toml"
+    whole = recipe.read_text()
+    recipe.write_text(whole.replace("atoms = 51", 'atoms = 51\nloss_kind = "huber"'))  # as earlier versions wrote it
+    assert mh.open_run(run.directory).recipe == run.recipe
+    for broken in (whole[:-20] + "[[", "nonsense = 3\n"):
+        recipe.write_text(broken)
+        with pytest.raises(mh.UsageError):
+            mh.open_run(run.directory)
+
+
 def test_what_is_hardly_meant_is_said(tmp_path, capfd):
     train(tmp_path / "run", **{**REPLAY, "exploration": {"over": 100_000}})
     assert "ε is still 0.9" in capfd.readouterr().err
