@@ -143,7 +143,8 @@ def resume(
     }  # fmt: skip
     recipe = replace(run.recipe, **{key: value for key, value in changes.items() if value is not None})  # type: ignore[arg-type]
     _check_reporting(recipe)
-    state, manifest = checkpoint.load_newest(run.checkpoints, Display(recipe.total_steps, quiet=True).warn)
+    warn = Display(recipe.total_steps, quiet=True).warn
+    state, manifest = checkpoint.load_newest(run.checkpoints, warn)
     if manifest["step"] >= recipe.total_steps:
         raise UsageError(
             f"{run.directory} is finished ({manifest['step']:,} of {recipe.total_steps:,} steps): give a larger --total-steps"
@@ -157,6 +158,9 @@ def resume(
         goal = f"its games reached {recipe.stop_at_return:g}"
         raise UsageError(f"{run.directory} is finished ({goal}): give a larger --stop-at-return, or inf")
     _check_refill(recipe, state["team"], manifest["step"])
+    if recipe.rule.anneal != "none" and recipe.total_steps != run.recipe.total_steps:
+        before, now = (max(1 - manifest["step"] / r.total_steps, 0.0) for r in (run.recipe, recipe))
+        warn(f"the learning rate falls over total_steps: now it goes on at {now:.0%} of its start, not {before:.0%}")
     spec, model = build.check(recipe, run.custom)
     identity = build.identity(recipe, run.custom, spec, model)
     checkpoint.check_same(identity, manifest["identity"], run.checkpoints)

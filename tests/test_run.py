@@ -425,3 +425,11 @@ def test_a_limit_in_minutes_ends_a_run_for_good(tmp_path):
         mh.resume(run, quiet=True)
     longer = mh.resume(run, limit_minutes=0.03, quiet=True)
     assert longer.steps > run.steps and longer.metrics()[-1]["time_s"] >= 1.8
+
+
+def test_a_longer_run_says_what_becomes_of_its_learning_rate(tmp_path, capfd):
+    part = mh.train("cartpole-ppo", total_steps=1024, quiet=True, run_dir=tmp_path / "run", report={"tensorboard": False})
+    assert part.recipe.rule.anneal == "linear"
+    done = rows(part)[-1]["step"]
+    mh.resume(part, total_steps=4 * done, quiet=True)
+    assert "goes on at 75% of its start, not 0%" in capfd.readouterr().err
