@@ -3,7 +3,8 @@ and the paper's own figures beside it.
 
     python benchmarks/gpu_table.py [--json] [--seconds 15] [--games Pong Breakout] [--only PPO A2C] [--out table.md]
 
-Each row is one `manyhands bench` in a process of its own.
+Each row is one `manyhands bench` in a process of its own. A3C and APPO have several learners on one GPU: start NVIDIA's
+Multi-Process Service first (nvidia-cuda-mps-control -d); a row says whether it was there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WARM = ["--memory.warmup-steps", "5000"]  # updates begin early: the rate with t
 # name -> (recipe, changes, the paper's hours for 50 M steps with 1 and 8 GPUs)
 ROWS: dict[str, tuple[str, list[str], float | None, float]] = {
     "A2C": ("pong-a2c", [], 3.8, 0.59),
+    "A2C, 128 simulators": ("pong-a2c", ["--sampler.num-envs", "128"], 3.8, 0.59),
     "A3C": ("pong-a3c-units", [], None, 0.65),
     "PPO": ("pong-ppo", ["--network.torso", "nips"], 4.4, 1.1),
     "PPO, overlapped": ("pong-ppo", ["--network.torso", "nips", "--memory.overlap", "True"], 4.4, 1.1),
@@ -62,12 +64,14 @@ def measure(name: str, game: str, options: Options) -> dict[str, Any]:
 def line(name: str, game: str, row: dict[str, Any]) -> str:
     _, _, one, eight = ROWS[name]
     if "error" in row:
-        return f"| {name} | {game} | {row['error']} | | | | | |"
+        return f"| {name} | {game} | {row['error']} | | | | |"
     rate = row["steps_per_s"]
     paper = f"{_rate(one) if one else '–'} / {_rate(eight)}"
     hours = f"{STEPS / rate / 3600:.2f} ({one or '–'} / {eight})"
+    mps = " (MPS)" if row["learners"] > 1 and row["machine"].get("mps") else ""
     return (
-        f"| {name} | {game} | {rate:,.0f} | {row['fraction_of_simulator']:.0%} of {row['simulator_only_steps_per_s']:,.0f} | "
+        f"| {name}{mps} | {game} | {rate:,.0f} | "
+        f"{row['fraction_of_simulator']:.0%} of {row['simulator_only_steps_per_s']:,.0f} | "
         f"{row['sampling_fraction_of_simulator']:.0%} | {paper} | {hours} |"
     )
 

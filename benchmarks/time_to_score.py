@@ -1,7 +1,7 @@
 """Trains a recipe until the mean return of the last 100 training episodes reaches a score, and says how long that took: from
 starting the command, with everything that has to be imported, built and captured.
 
-    python benchmarks/time_to_score.py RECIPE --score 18 [--score 20] [--seeds 0 1 2] [--out folder] [--limit-s 590] [-- OPTIONS]
+    python benchmarks/time_to_score.py RECIPE --score 18 20 [--seeds 0 1 2] [--out folder] [--limit-s 590] [-- OPTIONS]
 
 Writes curve, times, steps and seed of each run to OUT/RECIPE-SEED.json, and all curves that are there to OUT/RECIPE.png; the
 run's folder is beside them.
@@ -54,14 +54,21 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
     name = Path(options.recipe).stem
     run = options.out / f"{name}-{seed}"
+    if run.exists():
+        sys.exit(f"{run} exists already: give another --out, or remove it")
     command = [sys.executable, "-m", "manyhands", "train", options.recipe, "--seed", str(seed), "--run-dir", str(run), "--quiet"]
     begin = time.time()
     process = subprocess.Popen([*command, "--report.every-steps", "20000", "--report.tensorboard", "False", *more])
     reached: dict[str, dict[str, float]] = {}
+    first_report: float | None = None
+    alive = True
     try:
-        while process.poll() is None and time.time() - begin < options.limit_s and len(reached) < len(options.score):
+        while alive and time.time() - begin < options.limit_s and len(reached) < len(options.score):
             time.sleep(0.25)
-            for row in rows_of(run)[-5:]:
+            alive = process.poll() is None  # asked first: what it wrote until then is looked at
+            rows = rows_of(run)
+            first_report = first_report or (round(time.time() - begin, 1) if rows else None)
+            for row in rows[-5:]:
                 for score in options.score:
                     full = row["episodes"] >= 100 and row["return_mean"] is not None
                     if str(score) not in reached and full and row["return_mean"] >= score:
@@ -71,10 +78,12 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         process.wait()
+    if not alive and process.returncode:
+        sys.exit(f"{name}, seed {seed}: the training ended by itself, exit {process.returncode}")
     rows = rows_of(run)
     curve = [[row["step"], row["time_s"], row["return_mean"]] for row in rows]
     result = {"recipe": options.recipe, "seed": seed, "options": more, "reached": reached, "curve": curve}
-    result["started_to_first_report_s"] = round(time.time() - begin, 1) if not rows else None
+    result["started_to_first_report_s"] = first_report
     result["steps_per_s"] = rows[-1]["step"] / rows[-1]["time_s"] if rows else None
     if options.episodes and rows:
         arguments = [str(run), "--episodes", str(options.episodes), "--actions", options.actions, "--json"]
@@ -92,7 +101,7 @@ def draw(options: Options) -> None:
 
     name = Path(options.recipe).stem
     figure, axes = plt.subplots(figsize=(7, 4))
-    for path in sorted(options.out.glob(f"{name}-*.json")):
+    for path in sorted(p for p in options.out.glob(f"{name}-*.json") if p.stem.removeprefix(f"{name}-").isdigit()):
         result = json.loads(path.read_text())
         rows = [(seconds, mean) for _, seconds, mean in result["curve"] if mean is not None]
         axes.plot(*zip(*rows, strict=True), label=f"seed {result['seed']}")

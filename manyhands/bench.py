@@ -1,9 +1,16 @@
-"""Where a recipe's time goes, and how close it comes to the simulators alone."""
+"""Where a recipe's time goes, and how close it comes to the simulators alone.
+
+Three phases, one after the other on the same simulators: training; sampling without learning, whose actions are recorded; and the
+simulators by themselves, told those actions again, resets included. Where several processes sample, each does all three beside
+the others, on its share of the cores, and the rates are sums; only training is then the team's, with what meeting costs.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,85 +18,136 @@ import numpy as np
 import torch
 
 from manyhands import machine
-from manyhands.build import Custom, check, make_learner
+from manyhands.build import Custom, check, device_of, make_learner
 from manyhands.config import EvaluationConfig, Recipe, TopologyConfig
+from manyhands.hosts.inline import InlineHost
+from manyhands.hosts.process import ChildError, ChildLost, ProcessHost
 from manyhands.memory.replay import ReplayConfig
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.local import LocalConfig
 from manyhands.team import Team
-from manyhands.types import Rollout
+from manyhands.types import Host, RunError, Seat
 
-WARM_UPDATES = 5  # of a team, before it is measured
+WARM_UPDATES = 5  # of each learner of a team, before it is measured
+PATIENCE_S = 3600.0  # a replay on a CPU may take long to be warm
+LONGEST_S = 10.0  # of what is not training
 
 
-def _timed(rollouts: Iterator[Rollout], seconds: float) -> tuple[float, float, Rollout]:
-    """Steps per second, seconds, and the last rollout. Nobody waits for the GPU but at both ends."""
-    _synchronise()
-    steps, begin = 0, time.perf_counter()
-    for rollout in rollouts:
-        steps += rollout.steps
-        if time.perf_counter() - begin >= seconds:
-            break
-    _synchronise()
-    total = time.perf_counter() - begin
-    return steps / total, total, rollout
+class Part:
+    """One process's simulators, in the three phases. It shares nothing with the others but the machine."""
+
+    def __init__(self, recipe: Recipe, custom: Custom, rank: int, ranks: int) -> None:
+        self._learner = make_learner(_alone(recipe, rank), custom, Seat(rank, ranks))
+        self._rollouts = (item for item in self._learner.run() if item is not None)
+        self._actions: list[torch.Tensor] = []
+        while self._learner.clock.updates == 0:  # what is captured is captured then
+            next(self._rollouts)
+        next(self._rollouts)
+
+    def ready(self) -> None:
+        """Who answers is there, and warm."""
+
+    def train(self, seconds: float) -> tuple[float, dict[str, float]]:
+        """Steps per second, and the shares of the time. Of work on a GPU it is the time this process spends on it: updates are
+        launched and waited for by whoever needs their result next."""
+        learner = self._learner
+        learner.reset_timers()
+        rate, total = self._timed(seconds)
+        split = {**learner.sampler.seconds, "learn": learner.learn_seconds}
+        split["other"] = max(total - sum(split.values()), 0.0)
+        return rate, {name: value / total for name, value in split.items()}
+
+    def sample(self, seconds: float) -> float:
+        self._learner.learning = False
+        return self._timed(seconds, self._actions)[0]
+
+    def simulate(self, seconds: float) -> float:
+        """Steps per second of the same groups, told the actions of sample() again."""
+        sampler, actions = self._learner.sampler, torch.cat(self._actions).cpu()
+        measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone
+        return measure(sampler, actions, seconds)
+
+    def _timed(self, seconds: float, actions: list[torch.Tensor] | None = None) -> tuple[float, float]:
+        """Steps per second, and seconds. Nobody waits for the GPU but at both ends."""
+        _synchronise()
+        steps, begin = 0, time.perf_counter()
+        for rollout in self._rollouts:
+            steps += rollout.steps
+            if actions is not None:
+                actions.append(rollout.action.clone())
+            if time.perf_counter() - begin >= seconds:
+                break
+        _synchronise()
+        total = time.perf_counter() - begin
+        return steps / total, total
+
+    def close(self) -> None:
+        self._learner.close()
 
 
 def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
-    """Trains for a while, then only samples, then lets the same simulators replay the actions of the last rollout, resets
-    included: all in one run, on a machine that may be noisy. Of several learners: they train together; the rest is measured in
-    one process with the simulators of all."""
-    learners = recipe.topology.learners
-    together = team_rate(recipe, custom, seconds) if recipe.in_processes else None
-    learner = make_learner(_alone(recipe), custom)
-    sampler = learner.sampler
-    measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone
-    try:
-        rollouts = (item for item in learner.run() if item is not None)
-        while learner.clock.updates == 0:  # what is captured is captured then
-            next(rollouts)
-        next(rollouts)
-        learner.reset_timers()
-        rate, total, _ = _timed(rollouts, seconds)
-        split = {**sampler.seconds, "learn": learner.learn_seconds}
-        learner.learning = False
-        sampling, _, last = _timed(rollouts, min(seconds, 10.0) / 2)
-        alone = measure(sampler, last.action.cpu(), min(seconds, 10.0))
-    finally:
-        learner.close()
-    split["other"] = max(total - sum(split.values()), 0.0)
-    trained = rate if together is None else together
+    team = team_rate(recipe, custom, seconds) if recipe.in_processes else None
+    short = min(seconds, LONGEST_S)
+    with _parts(recipe, custom) as ask:
+        trained = ask("train", seconds)
+        sampling, alone = sum(ask("sample", short)), sum(ask("simulate", short))
+    rate = sum(rate for rate, _ in trained) if team is None else team
     return {
         "recipe": recipe.name,
-        "learners": learners,
-        "steps_per_s": round(trained, 1),
-        **({} if together is None else {"one_process_steps_per_s": round(rate, 1)}),
+        "learners": recipe.topology.learners,
+        "steps_per_s": round(rate, 1),
         "sampling_only_steps_per_s": round(sampling, 1),
         "simulator_only_steps_per_s": round(alone, 1),
-        "fraction_of_simulator": round(trained / alone, 3),
+        "fraction_of_simulator": round(rate / alone, 3),
         "sampling_fraction_of_simulator": round(sampling / alone, 3),
-        "time": {name: round(value / total, 3) for name, value in split.items()},
+        "time": {name: round(sum(split[name] for _, split in trained) / len(trained), 3) for name in trained[0][1]},
         "machine": machine.describe(),
     }
 
 
-def _alone(recipe: Recipe) -> Recipe:
-    """One learner with everybody's simulators."""
+@contextmanager
+def _parts(recipe: Recipe, custom: Custom) -> Iterator[Callable[..., list[Any]]]:
+    """Asks all of them for the same at the same time."""
+    ranks = recipe.actors
+    host: Host = ProcessHost() if ranks > 1 else InlineHost()
+    threads = max(machine.cores() // ranks, 1)
+    handles = [host.start(Part, recipe, custom, rank, ranks, name=f"simulators {rank}", threads=threads) for rank in range(ranks)]
+
+    def ask(phase: str, *arguments: float) -> list[Any]:
+        try:
+            return [call.result() for call in [h.call(phase, *arguments, timeout_s=PATIENCE_S) for h in handles]]
+        except (ChildError, ChildLost) as error:
+            last = str(error).strip().splitlines()[-1]
+            raise RunError(f"the simulators of {recipe.name} could not be measured: {last}") from None
+
+    try:
+        ask("ready")
+        yield ask
+    finally:
+        for handle in handles:
+            handle.close(time.monotonic())
+
+
+def _alone(recipe: Recipe, rank: int) -> Recipe:
+    """One of those that sample, with a store of its own, where it would be in the team."""
     memory = replace(recipe.memory, shards=0) if isinstance(recipe.memory, ReplayConfig) else recipe.memory
-    sampler = replace(recipe.sampler, num_envs=recipe.sampler.num_envs * recipe.actors)
-    own = {"store": LocalConfig(), "topology": TopologyConfig(), "evaluation": EvaluationConfig()}
-    return replace(recipe, sampler=sampler, memory=memory, **own)  # type: ignore[arg-type]
+    device = str(device_of(recipe, Seat(rank, recipe.actors)))
+    topology = TopologyConfig(pin=recipe.topology.pin)
+    return replace(
+        recipe, device=device, memory=memory, store=LocalConfig(), topology=topology, evaluation=EvaluationConfig()
+    )  # fmt: skip
 
 
 def team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
     """Steps per second of all learners, from when they have learned something."""
     spec, _ = check(recipe, custom)
-    team = Team(recipe, custom, spec, print, None)
+    team = Team(recipe, custom, spec, lambda line: print(line, file=sys.stderr), None)
+    warm = WARM_UPDATES * recipe.topology.learners
     try:
         began: tuple[int, float] | None = None
         for _ in team.run():
             now = time.perf_counter()
-            if began is None and team.clock.updates > WARM_UPDATES:
+            if began is None and team.clock.updates > warm:
                 began = (team.clock.steps, now)
             elif began is not None and now - began[1] >= seconds:
                 return (team.clock.steps - began[0]) / (now - began[1])
@@ -140,10 +198,11 @@ def show(result: dict[str, Any]) -> str:
         f"simulators alone ({result['simulator_only_steps_per_s']:,.0f}); sampling without learning "
         f"{result['sampling_only_steps_per_s']:,.0f}, {result['sampling_fraction_of_simulator']:.0%}"
     ]
-    if "one_process_steps_per_s" in result:
-        lines.append(f"one learner with all simulators: {result['one_process_steps_per_s']:,.0f} steps/s, of which")
+    if result["machine"]["gpu"]:
+        lines.append("time of the process that serves the simulators (it launches updates in learn and waits for them in act):")
     for name, share in result["time"].items():
         lines.append(f"  {name:<9} {share:>6.1%}  {'█' * round(40 * share)}")
     m = result["machine"]
-    lines.append(f"on {m['cpu']}, {m['cores']} cores, {m['gpu'] or 'no GPU'}, torch {m['torch']}")
+    gpu = f"{m['gpu'] or 'no GPU'}{' with MPS' if m.get('mps') else ''}"
+    lines.append(f"on {m['cpu']}, {m['cores']} cores, {gpu}, torch {m['torch']}")
     return "\n".join(lines)

@@ -83,7 +83,7 @@ def find_device(name: str) -> torch.device:
 def device_of(recipe: Recipe, seat: Seat) -> torch.device:
     """A learner's own GPU where there are enough of them and the recipe names none; otherwise they share one."""
     device = find_device(recipe.device)
-    return torch.device("cuda", seat.rank) if own_gpus(recipe) else device
+    return torch.device("cuda", seat.rank % torch.cuda.device_count()) if own_gpus(recipe) else device
 
 
 def own_gpus(recipe: Recipe) -> bool:
@@ -231,7 +231,7 @@ def make_model(recipe: Recipe, algorithm: Algorithm, spec: EnvSpec, device: torc
         torch.manual_seed(random.key(recipe.seed, random.INIT))
         config = recipe.network
         torso = custom.network(spec) if custom.network else make_torso(config.torso, spec, config.hidden)
-        net = Network(torso, algorithm.head(feature_count(torso, spec), spec.actions))
+        net = Network(torso, algorithm.head(feature_count(torso, spec), spec.actions), recipe.bf16)
         if config.init == "orthogonal" and custom.network is None:
             initialise_orthogonal(net)
     if any(True for _ in net.buffers()):
@@ -281,7 +281,7 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     # (An algorithm of somebody's own may show the network something else as well.)
     config = recipe.memory
     once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
-    keep = once and custom.ours and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    keep = once and custom.ours and not recipe.bf16 and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(*common, keep_acting=keep, act_with_copy=config.overlap, act_aside=far and config.overlap)
 
 
@@ -321,7 +321,7 @@ def make_memory(
     pauses = pauses + 1 if device.type == "cuda" else 1
     return Replay(
         config, sampler.spec, recipe.sampler.num_envs, device_of_frames, device, seed, recipe.total_steps // seat.learners,
-        pauses, saved=recipe.checkpoint.replay,
+        pauses, saved=recipe.checkpoint.replay, capture=recipe.graphs,
     )  # fmt: skip
 
 

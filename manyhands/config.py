@@ -208,9 +208,11 @@ class Recipe:
     """Torch's own CPU threads; 0: one per core on a CPU, 1 beside a GPU, where the simulators need the cores."""
     tf32: bool = True
     """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
+    bf16: bool = False
+    """On a GPU: the network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits."""
     graphs: bool = True
-    """On a GPU: acting and updates are captured as CUDA graphs. False: kernel by kernel, the same within rounding. (Draws from
-    a replay there are always captured: they compute no floating point that could differ.)"""
+    """On a GPU: acting, updates and draws from a replay are captured as CUDA graphs. False: kernel by kernel, the same within
+    rounding. (Boards of Snake on the GPU are always captured: they only count.)"""
     env: AtariEnv | SnakeEnv | GymEnv = field(default_factory=SnakeEnv)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     algorithm: ActorCritic | PPO | DQN | CategoricalDQN = field(default_factory=PPO)

@@ -138,4 +138,10 @@ def describe() -> dict[str, Any]:
     except (OSError, StopIteration):
         pass
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"cpu": model, "cores": cores(), "gpu": gpu, "torch": torch.__version__, "python": platform.python_version()}
+    shared = {"mps": mps()} if gpu else {}
+    return {"cpu": model, "cores": cores(), "gpu": gpu, **shared, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def mps() -> bool:
+    """NVIDIA's Multi-Process Service is there: processes use a GPU at the same time instead of in turn."""
+    return (Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")) / "control").exists()

@@ -89,6 +89,7 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
     results = {}
     for graphs in (True, False):
         learner = make_learner(load_recipe(name, {**changes, "graphs": graphs}), Custom())
+        first = learner.model.parameters.cpu().clone()
         try:
             for _ in learner.run():
                 if learner.clock.updates >= 3:
@@ -98,7 +99,8 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
             learner.close()
     (clock, captured, metrics), (clock_too, eager, expected) = results[True], results[False]
     assert clock == clock_too and metrics.keys() == expected.keys()
-    assert (captured - eager).abs().max() < 1e-4
+    # Where a gradient is next to nothing Adam steps by its sign, which rounding decides. An update left out would be a third.
+    assert (captured - eager).norm() < 0.15 * (eager - first).norm()
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=1e-3)
 
 
@@ -136,3 +138,28 @@ def test_a_slow_learner_does_not_delay_whoever_acts_aside():
     actor.stream.synchronize()
     assert not busy.query()
     torch.cuda.synchronize()
+
+
+@GPU
+@pytest.mark.parametrize("graphs", [True, False])
+def test_bfloat16_is_nearly_the_same(graphs):
+    """What the network says and what three updates do to it."""
+    moved = {}
+    for bf16 in (True, False):
+        changes = {"device": "cuda", "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0}, "graphs": graphs}
+        learner = make_learner(load_recipe("pong-ppo", {**changes, "bf16": bf16, "memory": {"minibatches": 2}}), Custom())
+        try:
+            frames = torch.arange(4 * 4 * 84 * 84, device="cuda").remainder(251).to(torch.uint8).view(4, 4, 84, 84)
+            logits, value = learner.model.net(frames)
+            first = learner.model.parameters.cpu().clone()
+            for _ in learner.run():
+                if learner.clock.updates >= 3:
+                    break
+            moved[bf16] = (logits.float().cpu(), value.cpu(), learner.model.parameters.cpu() - first)
+        finally:
+            learner.close()
+    for low, high in zip(moved[True][:2], moved[False][:2], strict=True):
+        assert low.dtype == torch.float32 and not torch.equal(low, high)
+        torch.testing.assert_close(low, high, rtol=0.05, atol=0.02)
+    (_, _, low), (_, _, high) = moved[True], moved[False]
+    assert low.isfinite().all() and torch.cosine_similarity(low, high, dim=0) > 0.5

@@ -41,7 +41,9 @@ def uniform(seed: int, stream: int, simulator: Tensor, slot: Tensor, draws: int)
 def permutation(n: int, *words: int, device: torch.device | None = None) -> Tensor:
     """A random order of range(n), the same on every device."""
     generator = torch.Generator().manual_seed(key(*words))
-    return torch.randperm(n, generator=generator).to(device)
+    on_gpu = device is not None and device.type == "cuda"
+    # From page-locked memory: a copy from any other would wait for all that the GPU has been told to do before.
+    return torch.randperm(n, generator=generator, pin_memory=on_gpu).to(device, non_blocking=True)
 
 
 def _mix(z: int) -> int:

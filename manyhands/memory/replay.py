@@ -132,6 +132,7 @@ class Replay:
         total_steps: int,
         pauses: int = 1,
         saved: bool = False,
+        capture: bool = True,
     ) -> None:
         self._config = config
         self._stack = spec.stack
@@ -153,8 +154,8 @@ class Replay:
         self._cursor = torch.zeros(3, dtype=torch.int64, device=device)  # number of the draw, first and last slot to draw from
         self._beta = torch.zeros((), dtype=torch.float64, device=device)
         self._fed = tuple(torch.zeros(config.batch, dtype=t, device=device) for t in (torch.int64, torch.float64))
-        self._gather = Captured(lambda: self._gather_batch(config.batch), device)
-        self._raise_fed = Captured(lambda: self._raise(*self._fed), device)
+        self._gather = Captured(lambda: self._gather_batch(config.batch), device, capture)
+        self._raise_fed = Captured(lambda: self._raise(*self._fed), device, capture)
         self._end = 0  # slots ever written
         self._steps = 0  # decisions of the run
         self._drawn = 0  # batches

@@ -77,13 +77,19 @@ class CategoricalQ(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, torso: nn.Module, head: nn.Module) -> None:
+    def __init__(self, torso: nn.Module, head: nn.Module, bf16: bool = False) -> None:
+        """bf16: on a GPU the torso computes in bfloat16."""
         super().__init__()
         self.torso = torso
         self.head = head
+        self._bf16 = bf16
 
     def forward(self, obs: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Any:
         """results and known: see ConvTorso; other torsos have neither."""
+        if self._bf16 and obs.is_cuda:
+            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # graphs must not keep weights that were
+                features = self.torso(obs)
+            return self.head(features.float())
         if results is None and known is None:
             return self.head(self.torso(obs))
         return self.head(self.torso(obs, results, known))

@@ -1,0 +1,58 @@
+"""bench measures what it says: the same simulators, in as many processes, told the same actions again."""
+
+from __future__ import annotations
+
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+
+from manyhands.bench import Part, bench
+from manyhands.build import Custom
+from manyhands.config import load_recipe
+
+STEP_S = 0.004
+FEW = {"sampler": {"num_envs": 2, "horizon": 4}, "env": {"workers": 0}, "memory": {"epochs": 1, "minibatches": 1}}
+
+
+class Sleeper(gymnasium.Env):
+    """A step takes its time, whatever else the machine does; what it is told is remembered."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    told: list[int] = []  # noqa: RUF012 – of all of them, in the order of their steps
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        time.sleep(STEP_S)
+        self.told.append(int(action))
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(("recipe", "processes"), [("cartpole-ppo", 1), ("cartpole-appo", 2)])
+def test_simulators_alone_are_as_many_processes_as_the_team(recipe, processes):
+    result = bench(load_recipe(recipe, FEW), Custom(env=Sleeper), 1.0)
+    assert result["learners"] == processes
+    alone = result["simulator_only_steps_per_s"]
+    # One process steps its simulators one after the other. (On a busy machine sleeping takes longer, never shorter.)
+    assert 0.7 * processes / STEP_S < alone < processes / STEP_S
+    assert result["sampling_only_steps_per_s"] < 1.02 * alone
+    assert abs(sum(result["time"].values()) - 1) < 0.01
+
+
+def test_simulators_alone_are_told_what_they_were_told_before():
+    part = Part(load_recipe("cartpole-ppo", FEW), Custom(env=Sleeper), 0, 1)
+    try:
+        Sleeper.told.clear()
+        part.sample(0.5)
+        sampled = list(Sleeper.told)
+        Sleeper.told.clear()
+        part.simulate(0.3)
+    finally:
+        part.close()
+    assert 0 < sum(sampled) < len(sampled), "the policy tosses a coin"
+    assert len(Sleeper.told) > 20 and Sleeper.told == np.resize(sampled, len(Sleeper.told)).tolist()
