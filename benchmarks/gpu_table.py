@@ -43,7 +43,8 @@ class Options:
     games: list[str] = field(default_factory=lambda: ["Pong", "Breakout"])
     """Which games."""
     only: list[str] = field(default_factory=list)
-    """Some of the rows."""
+    """Some of the rows, by name (upper and lower case and ε do not matter): A2C, "A2C, 128 simulators", A3C, PPO,
+    "PPO, overlapped", APPO, DQN-512, Categorical-2048, Rainbow-512."""
     more: list[str] = field(default_factory=list)
     """Further options of every bench, e.g. env.workers=8."""
     out: Path | None = None
@@ -86,11 +87,23 @@ HEAD = (
 )
 
 
-def main(options: Options) -> None:
+def chosen(names: list[str]) -> list[str]:
+    plain = {row.lower().removeprefix("ε-"): row for row in ROWS}
+    wrong = [name for name in names if name.lower().removeprefix("ε-") not in plain]
+    if wrong:
+        sys.exit(f"--only {wrong[0]}: no such row (there are: {'; '.join(ROWS)})")
+    return [plain[name.lower().removeprefix("ε-")] for name in names] or list(ROWS)
+
+
+def main(options: Options) -> int:
+    rows = chosen(options.only)
+    if options.out and not options.out.parent.is_dir():
+        sys.exit(f"--out {options.out}: no folder {options.out.parent}")
     results: dict[str, dict[str, Any]] = {}
     lines = [HEAD]
     for game in options.games:
-        for name in options.only or ROWS:
+        for name in rows:
+            print(f"{name} on {game}", file=sys.stderr)
             results.setdefault(game, {})[name] = row = measure(name, game, options)
             lines.append(line(name, game, row))
             if options.out:
@@ -99,7 +112,11 @@ def main(options: Options) -> None:
                 print("\n".join(lines[-2:] if len(lines) == 2 else lines[-1:]), flush=True)
     if options.json:
         print(json.dumps(results))
+    return int(any("error" in row for of_game in results.values() for row in of_game.values()))
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    try:
+        sys.exit(main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,))))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -34,9 +34,9 @@ class Options:
     out: Path = Path("time-to-score")
     """Where the results go."""
     episodes: int = 30
-    """Of the null-op evaluation afterwards; 0: none."""
-    actions: str = "sampled"
-    """sampled or greedy, in that evaluation."""
+    """Of the evaluation afterwards (Atari: null-op starts); 0: none."""
+    actions: Literal["sampled", "greedy"] = "sampled"
+    """In that evaluation."""
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -58,7 +58,10 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
         sys.exit(f"{run} exists already: give another --out, or remove it")
     command = [sys.executable, "-m", "manyhands", "train", options.recipe, "--seed", str(seed), "--run-dir", str(run), "--quiet"]
     begin = time.time()
-    process = subprocess.Popen([*command, "--report.every-steps", "20000", "--report.tensorboard", "False", *more])
+    errors = options.out / f"{name}-{seed}.err"  # not shown: it would say "interrupted" when enough was reached
+    with errors.open("w") as file:
+        more_words = ["--report.every-steps", "20000", "--report.tensorboard", "False", *more]
+        process = subprocess.Popen([*command, *more_words], stderr=file)
     reached: dict[str, dict[str, float]] = {}
     first_report: float | None = None
     alive = True
@@ -73,13 +76,14 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
                     full = row["episodes"] >= 100 and row["return_mean"] is not None
                     if str(score) not in reached and full and row["return_mean"] >= score:
                         reached[str(score)] = {"seconds": round(time.time() - begin, 1), "steps": row["step"]}
-                        print(f"{name}, seed {seed}: {score:g} after {reached[str(score)]}", flush=True)
+                        print(f"{name}, seed {seed}: {score:g} after {_told(reached[str(score)])}", flush=True)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
         process.wait()
     if not alive and process.returncode:
-        sys.exit(f"{name}, seed {seed}: the training ended by itself, exit {process.returncode}")
+        said = errors.read_text().strip().splitlines()
+        sys.exit(f"{name}, seed {seed}: the training ended by itself, exit {process.returncode}: {said[-1] if said else ''}")
     rows = rows_of(run)
     curve = [[row["step"], row["time_s"], row["return_mean"]] for row in rows]
     result = {"recipe": options.recipe, "seed": seed, "options": more, "reached": reached, "curve": curve}
@@ -93,6 +97,10 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
     return result
 
 
+def _told(moment: dict[str, float]) -> str:
+    return f"{moment['seconds']:g} s and {moment['steps']:,} steps"
+
+
 def draw(options: Options) -> None:
     import matplotlib
 
@@ -100,11 +108,17 @@ def draw(options: Options) -> None:
     import matplotlib.pyplot as plt
 
     name = Path(options.recipe).stem
-    figure, axes = plt.subplots(figsize=(7, 4))
+    curves = {}
     for path in sorted(p for p in options.out.glob(f"{name}-*.json") if p.stem.removeprefix(f"{name}-").isdigit()):
         result = json.loads(path.read_text())
         rows = [(seconds, mean) for _, seconds, mean in result["curve"] if mean is not None]
-        axes.plot(*zip(*rows, strict=True), label=f"seed {result['seed']}")
+        if rows:
+            curves[f"seed {result['seed']}"] = zip(*rows, strict=True)
+    if not curves:
+        return
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for label, curve in curves.items():
+        axes.plot(*curve, label=label)
     for score in options.score:
         axes.axhline(score, color="tab:gray", linewidth=0.8, linestyle=":")
     axes.set(xlabel="seconds of training", ylabel="return, mean of the last 100 games", title=name)
@@ -114,18 +128,27 @@ def draw(options: Options) -> None:
     figure.savefig(options.out / f"{name}.png", dpi=110)
 
 
-def main() -> None:
+def main() -> int:
     words = sys.argv[1:]
     at = words.index("--") if "--" in words else len(words)
-    options = tyro.cli(Options, args=words[:at])
+    options = tyro.cli(Options, args=words[:at], description=f"{__doc__}")
+    if not options.score:
+        sys.exit("--score: give at least one")
     options.out.mkdir(parents=True, exist_ok=True)
+    missed = False
     for seed in options.seeds:
         result = train(options, seed, words[at + 1 :])
-        evaluation = result.get("evaluation")
-        about = f", evaluated {evaluation['mean']:.2f}" if isinstance(evaluation, dict) else ""
-        print(f"{options.recipe}, seed {seed}: {result['reached'] or 'not reached'}{about}", flush=True)
+        reached, evaluation = result["reached"], result.get("evaluation")
+        missed |= len(reached) < len(options.score)
+        line = ", ".join(f"{float(score):g} after {_told(moment)}" for score, moment in reached.items()) or "nothing reached"
+        if isinstance(evaluation, dict):
+            line += f"; evaluated: {evaluation['mean']:.2f}"
+        elif evaluation:
+            line += f"; the evaluation failed: {evaluation}"
+        print(f"{options.recipe}, seed {seed}: {line}", flush=True)
     draw(options)
+    return int(missed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from manyhands import machine
-from manyhands.build import Custom, check, device_of, make_learner
+from manyhands.build import Custom, check, device_of, doubts, find_device, make_learner
 from manyhands.config import EvaluationConfig, Recipe, TopologyConfig
 from manyhands.hosts.inline import InlineHost
 from manyhands.hosts.process import ChildError, ChildLost, ProcessHost
@@ -85,16 +85,28 @@ class Part:
         self._learner.close()
 
 
-def bench(recipe: Recipe, custom: Custom, seconds: float) -> dict[str, Any]:
-    team = team_rate(recipe, custom, seconds) if recipe.in_processes else None
-    short = min(seconds, LONGEST_S)
+def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    short, team, sampler = min(seconds, LONGEST_S), None, recipe.sampler
+    for doubt in doubts(recipe):
+        say(f"warning: {doubt}")
+    if recipe.in_processes:
+        say(f"{recipe.topology.learners} learners train together for {seconds:g} s, once they are warm")
+        team = team_rate(recipe, custom, seconds)
+    warmup = recipe.memory.warmup_steps if isinstance(recipe.memory, ReplayConfig) else 0
+    random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
+    say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
     with _parts(recipe, custom) as ask:
+        say(f"training for {seconds:g} s, and to the end of a rollout")
         trained = ask("train", seconds)
+        say(f"sampling without learning for {short:g} s, then the simulators alone")
         sampling, alone = sum(ask("sample", short)), sum(ask("simulate", short))
     rate = sum(rate for rate, _ in trained) if team is None else team
     return {
         "recipe": recipe.name,
         "learners": recipe.topology.learners,
+        "simulators": recipe.sampler.num_envs * recipe.actors,
+        "device": str(find_device(recipe.device)),
+        "seconds": seconds,
         "steps_per_s": round(rate, 1),
         "sampling_only_steps_per_s": round(sampling, 1),
         "simulator_only_steps_per_s": round(alone, 1),
@@ -198,7 +210,9 @@ def show(result: dict[str, Any]) -> str:
         f"simulators alone ({result['simulator_only_steps_per_s']:,.0f}); sampling without learning "
         f"{result['sampling_only_steps_per_s']:,.0f}, {result['sampling_fraction_of_simulator']:.0%}"
     ]
-    if result["machine"]["gpu"]:
+    if result["learners"] > 1:
+        lines.append("time of a learner that trains beside the others, with a store of its own:")
+    elif result["machine"]["gpu"]:
         lines.append("time of the process that serves the simulators (it launches updates in learn and waits for them in act):")
     for name, share in result["time"].items():
         lines.append(f"  {name:<9} {share:>6.1%}  {'█' * round(40 * share)}")

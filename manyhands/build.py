@@ -382,6 +382,11 @@ def doubts(recipe: Recipe) -> list[str]:
         if explore.over > left:
             least = schedules.linear(explore.start, explore.end, left / explore.over)
             found.append(f"exploration.over = {explore.over:,} of {left:,} steps: ε is still {least:.2g} at the end")
+    if find_device(recipe.device).type == "cpu":
+        if isinstance(memory, FreshConfig) and memory.overlap:
+            found.append("memory.overlap on a CPU: whoever acts is a rollout behind, and nothing is gained by it")
+        if recipe.bf16:
+            found.append("bf16 on a CPU: nothing changes, it is for a GPU")
     return found
 
 

@@ -360,7 +360,7 @@ def _read_text(name: str) -> str:
             raise UsageError(f"recipe {name}: {error.strerror}") from error
     file = resources.files("manyhands") / "recipes" / f"{name}.toml"
     if "/" in name or not file.is_file():
-        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())}; 'manyhands recipes' lists them")
+        raise UsageError(f"no recipe {name!r}{nearest(name, recipe_names())} ('manyhands recipes' lists them)")
     return file.read_text()
 
 

@@ -43,6 +43,8 @@ def manyhands(capsys, *arguments):
         (["train", "snake", "--memory.prioritized"], "--memory.name replay --algorithm.name dqn would"),
         (["train", "cartpole-dqn", "--double"], "did you mean '--algorithm.double'"),
         (["bench", "cartpole-dqn", "--second", "3"], "did you mean '--seconds'"),
+        (["bench", "snake", "--seconds", "0"], "--seconds 0: must be a positive number"),
+        (["bench", "snake", "--seconds", "nan"], "--seconds nan: must be a positive number"),
         (["train", "cartpole-dqn", "--memory.n-step", "5000", "--total-steps", "2000"], "it would never learn"),
         (["train", "cartpole-dqn", "--memory.batch", "1000", "--memory.intensity", "0.001"], "it would never learn"),
         (["train", "snake", "--stop-at-return", "abc"], "--stop-at-return abc: must be a number"),

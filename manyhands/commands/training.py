@@ -104,10 +104,9 @@ def _finished(run: Any, quiet: bool) -> int:
     return 0
 
 
-FEW_STEPS = 1000  # which nobody waits for
 BENCH_OPTIONS: Options = {
-    "seconds": (15.0, "of training"),
-    "picture": ("", "a .png, .svg or .pdf of where the time goes"),
+    "seconds": (15.0, "of training, and at least one rollout"),
+    "picture": ("", "a .png, .svg or .pdf file of where the time goes"),
     "json": (False, "print one JSON object"),
 }
 
@@ -119,10 +118,9 @@ def bench(arguments: list[str]) -> int:
 
     recipe, own = recipe_and_options("bench", arguments, BENCH_OPTIONS)
     check_picture("--picture", own["picture"])
-    warmup = getattr(recipe.memory, "warmup_steps", 0)
-    if warmup > FEW_STEPS:
-        print(f"first {warmup:,} steps of random play (--memory.warmup-steps), then {own['seconds']:g} s", file=sys.stderr)
-    result = benches.bench(recipe, Custom(), own["seconds"])
+    if not 0 < own["seconds"] < float("inf"):
+        raise UsageError(f"--seconds {own['seconds']:g}: must be a positive number")
+    result = benches.bench(recipe, Custom(), own["seconds"], lambda line: print(line, file=sys.stderr))
     if own["picture"]:
         from manyhands.plot import bars
 
