@@ -251,7 +251,8 @@ class _Buffer:
 
     def begin(self, previous: _Buffer) -> None:
         """Start with the last frames of the previous rollout."""
-        self._copy_tail(previous.tail(), slice(0, self._history + 1))
+        # Flags beside the simulators are copied there: from the GPU one would have to wait for it.
+        self._copy_tail(previous.tail(), previous.first_side[-self._history - 1 :], slice(0, self._history + 1))
         if self.stacks is not None:
             self.stacks[0] = self._gather(0, self._simulators)
 
@@ -269,12 +270,13 @@ class _Buffer:
 
     def load_tail(self, tail: dict[str, Tensor]) -> None:
         """As this rollout's end, where the next begin() looks for it."""
-        self._copy_tail(tail, slice(-self._history - 1, None))
+        self._copy_tail(tail, tail["first"], slice(-self._history - 1, None))
 
-    def _copy_tail(self, tail: dict[str, Tensor], where: slice) -> None:
+    def _copy_tail(self, tail: dict[str, Tensor], first_side: Tensor, where: slice) -> None:
         self.obs[where].copy_(tail["obs"])
         self.first[where].copy_(tail["first"])
-        self.first_side[where].copy_(tail["first"])
+        if self.first_side is not self.first:
+            self.first_side[where].copy_(first_side)
 
     def put_start(self, columns: slice, step: Step) -> None:
         self._put(self.obs, -1, columns, step.obs)
