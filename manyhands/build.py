@@ -109,7 +109,7 @@ def placement(recipe: Recipe) -> str:
     """Who gets which cores, in words."""
     device, topology, threads = find_device(recipe.device), recipe.topology, torch.get_num_threads()
     if not recipe.in_processes:
-        return f"{recipe.sampler.num_envs} simulators, {device}, {threads} torch threads"
+        return f"{recipe.sampler.num_envs} simulators, {device}, {_counted(threads, 'torch thread')}"
     hands = topology.learners + topology.actors
     share = max(cores() // hands, 1)
     own = recipe.threads or (share if device.type == "cpu" and topology.host == "process" else 1)
@@ -124,11 +124,11 @@ def placement(recipe: Recipe) -> str:
     who = f"{learners} and {_counted(topology.actors, 'actor')}" if topology.actors else learners
     if topology.host == "ray":
         place = f"on the Ray cluster {topology.address}" if topology.address else "on a private Ray cluster of this machine"
-        return f"{who} with {recipe.sampler.num_envs} simulators each, {device}, {own} torch threads, {place}"
+        return f"{who} with {recipe.sampler.num_envs} simulators each, {device}, {_counted(own, 'torch thread')}, {place}"
     pinned = "pinned" if topology.pin else "not pinned"
     return (
         f"{who} with {recipe.sampler.num_envs} simulators each, {device}; each counts on {share} of "
-        f"{cores()} cores ({pinned}) for its simulators and {own} torch threads"
+        f"{cores()} cores ({pinned}) for its simulators and {_counted(own, 'torch thread')}"
     )
 
 
