@@ -1,8 +1,9 @@
 """Where a recipe's time goes, and how close it comes to the simulators alone.
 
-Three phases, one after the other on the same simulators: training; sampling without learning, whose actions are recorded; and the
-simulators by themselves, told those actions again, resets included. Where several processes sample, each does all three beside
-the others, on its share of the cores, and the rates are sums; only training is then the team's, with what meeting costs.
+Three phases on the same simulators: training; sampling without learning, whose actions are recorded; and the simulators by
+themselves, told those actions again, resets included. They take turns: a machine that is slow for some seconds is slow for all
+three. Where several processes sample, each does all three beside the others, on its share of the cores, and the rates are sums;
+only training is then the team's, with what meeting costs.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -31,6 +34,25 @@ from manyhands.types import Host, RunError, Seat
 WARM_UPDATES = 5  # of each learner of a team, before it is measured
 PATIENCE_S = 3600.0  # a replay on a CPU may take long to be warm
 LONGEST_S = 10.0  # of what is not training
+TURNS = 3  # of each phase
+
+
+Phase = Literal["train", "sample", "simulate"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    steps: int
+    seconds: float
+    split: dict[str, float] = field(default_factory=dict)  # what the seconds were spent on
+
+    def __add__(self, other: Measured) -> Measured:
+        split = {name: self.split[name] + value for name, value in other.split.items()}
+        return Measured(self.steps + other.steps, self.seconds + other.seconds, split)
+
+    @property
+    def rate(self) -> float:
+        return self.steps / self.seconds
 
 
 class Part:
@@ -47,28 +69,33 @@ class Part:
     def ready(self) -> None:
         """Who answers is there, and warm."""
 
-    def train(self, seconds: float) -> tuple[float, dict[str, float]]:
-        """Steps per second, and the shares of the time. Of work on a GPU it is the time this process spends on it: updates are
-        launched and waited for by whoever needs their result next."""
+    def turn(self, phase: Phase, seconds: float) -> Measured:
+        return {"train": self._train, "sample": self._sample, "simulate": self._simulate}[phase](seconds)
+
+    def _train(self, seconds: float) -> Measured:
+        """With how the time is spent. Of work on a GPU it is the time this process spends on it: updates are launched and waited
+        for by whoever needs their result next."""
         learner = self._learner
+        learner.learning = True
         learner.reset_timers()
-        rate, total = self._timed(seconds)
+        measured = self._timed(seconds)
         split = {**learner.sampler.seconds, "learn": learner.learn_seconds}
-        split["other"] = max(total - sum(split.values()), 0.0)
-        return rate, {name: value / total for name, value in split.items()}
+        return replace(measured, split={**split, "other": max(measured.seconds - sum(split.values()), 0.0)})
 
-    def sample(self, seconds: float) -> float:
+    def _sample(self, seconds: float) -> Measured:
         self._learner.learning = False
-        return self._timed(seconds, self._actions)[0]
+        self._actions = []
+        return self._timed(seconds, self._actions)
 
-    def simulate(self, seconds: float) -> float:
-        """Steps per second of the same groups, told the actions of sample() again."""
+    def _simulate(self, seconds: float) -> Measured:
+        """The same groups, told the actions of the last sampling again. (Where training goes on after it, the simulators have
+        moved on meanwhile: that changes what is learned, not how fast.)"""
         sampler, actions = self._learner.sampler, torch.cat(self._actions).cpu()
         measure = _parts_alone if isinstance(sampler, PipelinedSampler) else _simulators_alone
         return measure(sampler, actions, seconds)
 
-    def _timed(self, seconds: float, actions: list[torch.Tensor] | None = None) -> tuple[float, float]:
-        """Steps per second, and seconds. Nobody waits for the GPU but at both ends."""
+    def _timed(self, seconds: float, actions: list[torch.Tensor] | None = None) -> Measured:
+        """Nobody waits for the GPU but at both ends."""
         _synchronise()
         steps, begin = 0, time.perf_counter()
         for rollout in self._rollouts:
@@ -78,8 +105,7 @@ class Part:
             if time.perf_counter() - begin >= seconds:
                 break
         _synchronise()
-        total = time.perf_counter() - begin
-        return steps / total, total
+        return Measured(steps, time.perf_counter() - begin)
 
     def close(self) -> None:
         self._learner.close()
@@ -96,11 +122,19 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
     random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
     say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
     with _parts(recipe, custom) as ask:
-        say(f"training for {seconds:g} s, and to the end of a rollout")
-        trained = ask("train", seconds)
-        say(f"sampling without learning for {short:g} s, then the simulators alone")
-        sampling, alone = sum(ask("sample", short)), sum(ask("simulate", short))
-    rate = sum(rate for rate, _ in trained) if team is None else team
+        say(
+            f"in {TURNS} turns of each: training for {seconds:g} s, sampling without learning for {short:g} s, "
+            f"the simulators alone for {short:g} s"
+        )
+        lengths = {"train": seconds / TURNS, "sample": short / TURNS, "simulate": short / TURNS}
+        turns = [{phase: ask("turn", phase, lengths[phase]) for phase in get_args(Phase)} for _ in range(TURNS)]
+    # of each process, all its turns together
+    trained, sampled, simulated = (
+        [reduce(add, mine) for mine in zip(*(turn[phase] for turn in turns), strict=True)] for phase in get_args(Phase)
+    )
+    sampling, alone = (sum(part.rate for part in parts) for parts in (sampled, simulated))
+    rate = sum(part.rate for part in trained) if team is None else team
+    shares = [{name: spent / part.seconds for name, spent in part.split.items()} for part in trained]
     return {
         "recipe": recipe.name,
         "learners": recipe.topology.learners,
@@ -112,7 +146,7 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
         "simulator_only_steps_per_s": round(alone, 1),
         "fraction_of_simulator": round(rate / alone, 3),
         "sampling_fraction_of_simulator": round(sampling / alone, 3),
-        "time": {name: round(sum(split[name] for _, split in trained) / len(trained), 3) for name in trained[0][1]},
+        "time": {name: round(sum(share[name] for share in shares) / len(shares), 3) for name in shares[0]},
         "machine": machine.describe(),
     }
 
@@ -125,9 +159,9 @@ def _parts(recipe: Recipe, custom: Custom) -> Iterator[Callable[..., list[Any]]]
     threads = max(machine.cores() // ranks, 1)
     handles = [host.start(Part, recipe, custom, rank, ranks, name=f"simulators {rank}", threads=threads) for rank in range(ranks)]
 
-    def ask(phase: str, *arguments: float) -> list[Any]:
+    def ask(what: str, *arguments: Any) -> list[Any]:
         try:
-            return [call.result() for call in [h.call(phase, *arguments, timeout_s=PATIENCE_S) for h in handles]]
+            return [call.result() for call in [h.call(what, *arguments, timeout_s=PATIENCE_S) for h in handles]]
         except (ChildError, ChildLost) as error:
             last = str(error).strip().splitlines()[-1]
             raise RunError(f"the simulators of {recipe.name} could not be measured: {last}") from None
@@ -168,7 +202,7 @@ def team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
     raise AssertionError("a team runs until it is stopped")
 
 
-def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> float:
+def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> Measured:
     """The same for simulators that are served in parts: whoever is ready gets one of the last rollout's actions."""
     plan = actions.flatten().numpy()
     steps, begin = 0, time.perf_counter()
@@ -176,11 +210,11 @@ def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> float:
         ids, step = sampler.group.serve()
         steps += len(ids) - int(np.asarray(step.first).sum())
         sampler.group.answer(np.resize(np.roll(plan, -steps), len(ids)))
-    return steps / (time.perf_counter() - begin)
+    return Measured(steps, time.perf_counter() - begin)
 
 
-def _simulators_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> float:
-    """Steps per second of the same groups, kept as busy as they can be."""
+def _simulators_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> Measured:
+    """The same groups, kept as busy as they can be."""
     columns = actions.split([group.num_envs for group in sampler.groups], dim=1)
     plans = [[row.numpy().copy() for row in part] for part in columns]
     for group, plan in zip(sampler.groups, plans, strict=True):
@@ -195,7 +229,7 @@ def _simulators_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> fl
     total = time.perf_counter() - begin
     for group in sampler.groups:
         group.recv()
-    return (slots * sampler.num_envs - resets) / total
+    return Measured(slots * sampler.num_envs - resets, total)
 
 
 def _synchronise() -> None:

@@ -48,10 +48,10 @@ def test_simulators_alone_are_told_what_they_were_told_before():
     part = Part(load_recipe("cartpole-ppo", FEW), Custom(env=Sleeper), 0, 1)
     try:
         Sleeper.told.clear()
-        part.sample(0.5)
+        part.turn("sample", 0.5)
         sampled = list(Sleeper.told)
         Sleeper.told.clear()
-        part.simulate(0.3)
+        part.turn("simulate", 0.3)
     finally:
         part.close()
     assert 0 < sum(sampled) < len(sampled), "the policy tosses a coin"

@@ -150,7 +150,8 @@ def test_bfloat16_is_nearly_the_same(graphs):
         learner = make_learner(load_recipe("pong-ppo", {**changes, "bf16": bf16, "memory": {"minibatches": 2}}), Custom())
         try:
             frames = torch.arange(4 * 4 * 84 * 84, device="cuda").remainder(251).to(torch.uint8).view(4, 4, 84, 84)
-            logits, value = learner.model.net(frames)
+            with torch.no_grad():  # a graph of autograd's, kept alive, would end the capture
+                logits, value = learner.model.net(frames)
             first = learner.model.parameters.cpu().clone()
             for _ in learner.run():
                 if learner.clock.updates >= 3:

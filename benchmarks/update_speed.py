@@ -1,0 +1,110 @@
+"""One update, from a batch that is there to new parameters, in every way it could be computed: kernel by kernel, captured as a
+CUDA graph, compiled by torch, compiled and captured; in float32, with tf32, with bf16. Milliseconds, medians.
+
+    python benchmarks/update_speed.py [--json] [--rows PPO-256 …] [--ways captured compiled …]
+
+On a CPU there are neither graphs nor other precisions; what is left is compared there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import torch
+import tyro
+from replay import median_ms
+
+from manyhands import machine
+from manyhands.build import Custom, find_device, make_model, place_threads
+from manyhands.config import Recipe, load_recipe
+from manyhands.gradient import CapturedGradient, Gradient
+from manyhands.learner import Target
+from manyhands.stores.local import LocalStore
+from manyhands.types import EnvSpec, GradientInfo, PolicyBatch, TransitionBatch
+
+SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6, 4)
+# name -> (recipe, its network, samples an update)
+ROWS: dict[str, tuple[str, str, int]] = {
+    "PPO-256": ("pong-fast", "nature", 256),
+    "PPO-1024": ("pong-ppo", "nips", 1024),
+    "A2C-320": ("pong-a2c", "nips", 320),
+    "DQN-32": ("pong-dqn", "nature", 32),
+    "DQN-512": ("pong-dqn-512", "nature", 512),
+    "Rainbow-512": ("pong-rainbow-512", "nature", 512),
+    "Categorical-2048": ("pong-categorical-2048", "nature", 2048),
+}
+PRECISIONS: dict[str, dict[str, bool]] = {
+    "float32": {"tf32": False, "bf16": False},
+    "tf32": {"tf32": True, "bf16": False},
+    "bf16": {"tf32": True, "bf16": True},
+}
+WAYS = ("kernels", "captured", "compiled", "compiled+captured")
+
+
+@dataclass(frozen=True)
+class Options:
+    json: bool = False
+    """Print one JSON object."""
+    rows: list[str] = field(default_factory=lambda: list(ROWS))
+    """Which updates."""
+    ways: list[str] = field(default_factory=lambda: list(WAYS))
+    """Ways to compute them: kernels, captured, compiled, compiled+captured."""
+    precisions: list[str] = field(default_factory=lambda: list(PRECISIONS))
+    """float32, tf32, bf16."""
+    repeats: int = 60
+    """Updates of which the median is taken."""
+    device: str = "auto"
+    """cpu, cuda or auto."""
+
+
+def some_batch(recipe: Recipe, n: int, device: torch.device) -> PolicyBatch | TransitionBatch:
+    make = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (2, n, 84, 84, 4), dtype=torch.uint8, generator=make).to(device).permute(0, 1, 4, 2, 3)
+    numbers = torch.rand(5, n, generator=make).to(device)
+    action = torch.randint(0, SPEC.actions, (n,), generator=make).to(device)
+    ones = torch.ones(n, device=device)
+    if hasattr(recipe.algorithm, "target_period"):
+        return TransitionBatch(images[0], action, numbers[0], 0.99 * ones, images[1], ones, action)
+    return PolicyBatch(images[0], action, numbers[0].log(), numbers[1], numbers[2], numbers[3], ones)
+
+
+def measure(name: str, precision: str, way: str, repeats: int, device: torch.device) -> float:
+    recipe_name, torso, n = ROWS[name]
+    recipe = replace(load_recipe(recipe_name, {"network": {"torso": torso}}), **PRECISIONS[precision])  # type: ignore[arg-type]
+    place_threads(recipe, device)
+    model = make_model(recipe, recipe.algorithm, SPEC, device, Custom())
+    target = Target(model, recipe.algorithm) if hasattr(recipe.algorithm, "target_period") else None
+    store = LocalStore(model, recipe.rule, 10**9, capture="captured" in way)
+    if "compiled" in way:
+        model = replace(model, net=torch.compile(model.net))  # type: ignore[arg-type]
+    gradient = (CapturedGradient if "captured" in way else Gradient)(recipe.algorithm, model, target)
+    batch = some_batch(recipe, n, device)
+
+    def update() -> None:
+        loss = gradient(batch, 0.5, [])
+        store.step(GradientInfo(0, n, loss.value.detach()))
+
+    return round(median_ms(update, repeats, device), 3)
+
+
+def main(options: Options) -> None:
+    device = find_device(options.device)
+    on_gpu = device.type == "cuda"
+    ways = [way for way in options.ways if on_gpu or "captured" not in way]
+    precisions = [name for name in options.precisions if on_gpu or name == "float32"]
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    if not options.json:
+        print(f"{'ms an update':<18} {'':<9}" + "".join(f"{way:>19}" for way in ways))
+    for name in options.rows:
+        for precision in precisions:
+            row = {way: measure(name, precision, way, options.repeats, device) for way in ways}
+            results.setdefault(name, {})[precision] = row
+            if not options.json:
+                print(f"{name:<18} {precision:<9}" + "".join(f"{row[way]:>19.3f}" for way in ways), flush=True)
+    m = machine.describe()
+    print(json.dumps({**results, "machine": m}) if options.json else f"on {m['gpu'] or m['cpu']}, torch {m['torch']}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
