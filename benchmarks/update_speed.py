@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 import torch
 import tyro
@@ -24,8 +25,12 @@ from manyhands.stores.local import LocalStore
 from manyhands.types import EnvSpec, GradientInfo, PolicyBatch, TransitionBatch
 
 SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6, 4)
+Row = Literal["PPO-256", "PPO-1024", "A2C-320", "DQN-32", "DQN-512", "Rainbow-512", "Categorical-2048"]
+Way = Literal["kernels", "captured", "compiled", "compiled+captured"]
+Precision = Literal["float32", "tf32", "bf16"]
+
 # name -> (recipe, its network, samples an update)
-ROWS: dict[str, tuple[str, str, int]] = {
+ROWS: dict[Row, tuple[str, str, int]] = {
     "PPO-256": ("pong-fast", "nature", 256),
     "PPO-1024": ("pong-ppo", "nips", 1024),
     "A2C-320": ("pong-a2c", "nips", 320),
@@ -34,24 +39,23 @@ ROWS: dict[str, tuple[str, str, int]] = {
     "Rainbow-512": ("pong-rainbow-512", "nature", 512),
     "Categorical-2048": ("pong-categorical-2048", "nature", 2048),
 }
-PRECISIONS: dict[str, dict[str, bool]] = {
+PRECISIONS: dict[Precision, dict[str, bool]] = {
     "float32": {"tf32": False, "bf16": False},
     "tf32": {"tf32": True, "bf16": False},
     "bf16": {"tf32": True, "bf16": True},
 }
-WAYS = ("kernels", "captured", "compiled", "compiled+captured")
 
 
 @dataclass(frozen=True)
 class Options:
     json: bool = False
     """Print one JSON object."""
-    rows: list[str] = field(default_factory=lambda: list(ROWS))
+    rows: list[Row] = field(default_factory=lambda: list(ROWS))
     """Which updates."""
-    ways: list[str] = field(default_factory=lambda: list(WAYS))
-    """Ways to compute them: kernels, captured, compiled, compiled+captured."""
-    precisions: list[str] = field(default_factory=lambda: list(PRECISIONS))
-    """float32, tf32, bf16."""
+    ways: list[Way] = field(default_factory=lambda: list(get_args(Way)))
+    """Ways to compute them."""
+    precisions: list[Precision] = field(default_factory=lambda: list(PRECISIONS))
+    """Of products and convolutions."""
     repeats: int = 60
     """Updates of which the median is taken."""
     device: str = "auto"
@@ -69,7 +73,7 @@ def some_batch(recipe: Recipe, n: int, device: torch.device) -> PolicyBatch | Tr
     return PolicyBatch(images[0], action, numbers[0].log(), numbers[1], numbers[2], numbers[3], ones)
 
 
-def measure(name: str, precision: str, way: str, repeats: int, device: torch.device) -> float:
+def measure(name: Row, precision: Precision, way: Way, repeats: int, device: torch.device) -> float:
     recipe_name, torso, n = ROWS[name]
     recipe = replace(load_recipe(recipe_name, {"network": {"torso": torso}}), **PRECISIONS[precision])  # type: ignore[arg-type]
     place_threads(recipe, device)
@@ -77,6 +81,7 @@ def measure(name: str, precision: str, way: str, repeats: int, device: torch.dev
     target = Target(model, recipe.algorithm) if hasattr(recipe.algorithm, "target_period") else None
     store = LocalStore(model, recipe.rule, 10**9, capture="captured" in way)
     if "compiled" in way:
+        torch.compiler.reset()  # it stops compiling a function after some variants
         model = replace(model, net=torch.compile(model.net))  # type: ignore[arg-type]
     gradient = (CapturedGradient if "captured" in way else Gradient)(recipe.algorithm, model, target)
     batch = some_batch(recipe, n, device)

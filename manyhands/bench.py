@@ -3,7 +3,7 @@
 Three phases on the same simulators: training; sampling without learning, whose actions are recorded; and the simulators by
 themselves, told those actions again, resets included. They take turns: a machine that is slow for some seconds is slow for all
 three. Where several processes sample, each does all three beside the others, on its share of the cores, and the rates are sums;
-only training is then the team's, with what meeting costs.
+only training is then the team's, with what meeting costs, and measured once, before the turns.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
     say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
     with _parts(recipe, custom) as ask:
         say(
-            f"in {TURNS} turns of each: training for {seconds:g} s, sampling without learning for {short:g} s, "
-            f"the simulators alone for {short:g} s"
+            f"in {TURNS} turns of each, which end with a rollout: training for {seconds:g} s, "
+            f"sampling without learning for {short:g} s, the simulators alone for {short:g} s"
         )
         lengths = {"train": seconds / TURNS, "sample": short / TURNS, "simulate": short / TURNS}
         turns = [{phase: ask("turn", phase, lengths[phase]) for phase in get_args(Phase)} for _ in range(TURNS)]
@@ -203,13 +203,13 @@ def team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
 
 
 def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> Measured:
-    """The same for simulators that are served in parts: whoever is ready gets one of the last rollout's actions."""
+    """The same for simulators that are served in parts: whoever is ready gets the next of those actions."""
     plan = actions.flatten().numpy()
     steps, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
         ids, step = sampler.group.serve()
         steps += len(ids) - int(np.asarray(step.first).sum())
-        sampler.group.answer(np.resize(np.roll(plan, -steps), len(ids)))
+        sampler.group.answer(plan.take(range(steps, steps + len(ids)), mode="wrap"))
     return Measured(steps, time.perf_counter() - begin)
 
 

@@ -44,6 +44,20 @@ def test_simulators_alone_are_as_many_processes_as_the_team(recipe, processes):
     assert abs(sum(result["time"].values()) - 1) < 0.01
 
 
+def test_the_phases_take_turns_and_only_training_learns(monkeypatch):
+    asked, turn = [], Part.turn
+
+    def noted(part, phase, seconds):
+        before = part._learner.clock.updates
+        measured = turn(part, phase, seconds)
+        asked.append((phase, part._learner.clock.updates > before))
+        return measured
+
+    monkeypatch.setattr(Part, "turn", noted)
+    bench(load_recipe("cartpole-ppo", FEW), Custom(env=Sleeper), 0.3)
+    assert asked == [("train", True), ("sample", False), ("simulate", False)] * 3
+
+
 def test_simulators_alone_are_told_what_they_were_told_before():
     part = Part(load_recipe("cartpole-ppo", FEW), Custom(env=Sleeper), 0, 1)
     try:

@@ -105,7 +105,7 @@ def _finished(run: Any, quiet: bool) -> int:
 
 
 BENCH_OPTIONS: Options = {
-    "seconds": (15.0, "of training, and at least one rollout"),
+    "seconds": (15.0, "of training, in three turns of at least one rollout"),
     "picture": ("", "a .png, .svg or .pdf file of where the time goes"),
     "json": (False, "print one JSON object"),
 }
