@@ -13,18 +13,26 @@ def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
     frames [L, B, C, ...], first [L, B], rows [N] = slot * B + simulator -> [N, stack * C, ...], oldest frame first, as
     Gymnasium and ale-py stack. The slots are a ring: the last one lies before the first.
     """
-    flat = frames.flatten(0, 1)
+    flat = _words(frames)
     if stack == 1:
-        return flat.index_select(0, rows)
+        return flat.index_select(0, rows).view(frames.dtype).unflatten(1, frames.shape[2:])
     back = torch.arange(stack - 1, -1, -1, device=rows.device) * frames.shape[1]
     planes_at = (rows.unsqueeze(1) - back) % len(flat)  # [N, S]
-    planes = flat.index_select(0, planes_at.flatten()).unflatten(0, planes_at.shape)  # [N, S, C, ...]
+    planes = flat.index_select(0, planes_at.flatten()).unflatten(0, planes_at.shape)  # [N, S, words]
     reset = first.flatten()[planes_at[:, 1:]]  # [N, S-1]
     if planes.is_cuda or bool(reset.any()):  # asking costs a synchronisation on a GPU, masking a copy on a CPU
         since = reset.flip(1).cumsum(1).flip(1)  # resets between each older plane and the newest
         keep = torch.cat([since == 0, torch.ones_like(since[:, :1], dtype=torch.bool)], 1)
-        planes *= keep.to(planes.dtype).view(*keep.shape, *[1] * (planes.dim() - 2))
-    return planes.flatten(1, 2)
+        planes *= keep.unsqueeze(2)
+    return planes.view(frames.dtype).unflatten(2, frames.shape[2:]).flatten(1, 2)
+
+
+def _words(frames: Tensor) -> Tensor:
+    """[L, B, C, ...] -> [L * B, bytes / 8] where that comes out even: a GPU copies eight bytes as soon as one."""
+    flat = frames.flatten(0, 1).flatten(1)
+    size = flat.element_size()
+    even = flat.shape[1] * size % 8 == 0 and flat.storage_offset() * size % 8 == 0
+    return flat.view(torch.int64) if even else flat
 
 
 def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:

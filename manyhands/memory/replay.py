@@ -22,6 +22,7 @@ from manyhands.memory.sum_tree import SumTree
 from manyhands.types import EnvSpec, Rollout, Streamed, TransitionBatch, UsageError
 
 TRIES = 4  # draws of a slot before one that only reset is accepted, with weight 0
+AHEAD = 64  # draws whose random numbers are made at once: a single one's are dozens of small operations
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def ring_length(config: ReplayConfig, spec: EnvSpec, num_envs: int) -> int:
 def replay_bytes(config: ReplayConfig, spec: EnvSpec, num_envs: int) -> int:
     frame = math.prod(spec.frame) * torch.zeros(0, dtype=getattr(torch, spec.dtype)).element_size()
     slot = 8 + 3 * 4 + 2  # action, reward, discount, weight, cut, first
-    tree = 2 * 2 * 8 if config.prioritized else 0  # at most twice the leaves, two nodes a leaf
+    tree = 9 if config.prioritized else 0  # a leaf of 8 bytes, and what lies above
     return ring_length(config, spec, num_envs) * num_envs * (frame + slot + tree)
 
 
@@ -151,10 +152,13 @@ class Replay:
         self._simulators = torch.arange(num_envs, device=device)
         self._tree = SumTree(self._length * num_envs, device) if config.prioritized else None
         self._greatest = torch.ones((), dtype=torch.float64, device=device)  # priority of what is new
-        self._cursor = torch.zeros(3, dtype=torch.int64, device=device)  # number of the draw, first and last slot to draw from
+        self._cursor = torch.zeros(2, dtype=torch.int64, device=device)  # first and last slot to draw from
         self._beta = torch.zeros((), dtype=torch.float64, device=device)
         self._fed = tuple(torch.zeros(config.batch, dtype=t, device=device) for t in (torch.int64, torch.float64))
-        self._gather = Captured(lambda: self._gather_batch(config.batch), device, capture)
+        self._draws = 1 if config.prioritized else 2 * TRIES  # random numbers a transition
+        self._u = torch.zeros(config.batch, self._draws, device=device)
+        self._ahead, self._ahead_from = self._u.unsqueeze(0), -AHEAD  # random numbers of the draws from that one on
+        self._gather = Captured(lambda: self._gather_batch(self._u), device, capture)
         self._raise_fed = Captured(lambda: self._raise(*self._fed), device, capture)
         self._end = 0  # slots ever written
         self._steps = 0  # decisions of the run
@@ -253,9 +257,11 @@ class Replay:
 
     def draw(self) -> TransitionBatch:
         """A batch; on a GPU the next draw overwrites it."""
-        begin, end = self._drawable()
-        self._cursor.copy_(torch.tensor([self._drawn, begin, end]), non_blocking=True)
+        self._cursor.copy_(torch.tensor(self._drawable()), non_blocking=True)
         self._beta.fill_(self._beta_now())
+        if not 0 <= self._drawn - self._ahead_from < AHEAD:
+            self._ahead, self._ahead_from = self._noise(self._config.batch, AHEAD), self._drawn
+        self._u.copy_(self._ahead[self._drawn - self._ahead_from])
         self._drawn += 1
         batch = self._gather()
         if self._device == self._learner_device:
@@ -267,9 +273,10 @@ class Replay:
         """For a replay that is one of several: n transitions, their priorities, and the slots they lie in, counted from the
         start. Their weights are 0 or 1: importance is relative to all replays."""
         begin, end = self._drawable()
-        self._cursor.copy_(torch.tensor([self._drawn, begin, end]))
+        self._cursor.copy_(torch.tensor([begin, end]))
+        u = self._noise(n, 1)[0]
         self._drawn += 1
-        batch = self._gather_batch(n)
+        batch = self._gather_batch(u)
         slots = begin + (batch.keys // self._num_envs - begin) % self._length
         if self._tree is None:
             return batch, batch.weight, slots
@@ -287,50 +294,46 @@ class Replay:
         if self._tree is not None and there.any():
             self._raise(keys[there], priority[there].to(torch.float64))
 
-    def _gather_batch(self, n: int) -> TransitionBatch:
-        """Reads where to draw from _cursor and _beta only, so that it can be a CUDA graph."""
-        keys, weight = self._draw_prioritized(n) if self._tree is not None else self._draw_uniform(n)
-        slot, simulator = keys // self._num_envs, keys % self._num_envs
-        reward, discount, steps = self._sum(slot, simulator)
-        after = (slot + steps) % self._length * self._num_envs + simulator
-        action = self._action.flatten()[keys]
-        return TransitionBatch(self._see(keys), action, reward, discount, self._see(after), weight, keys)
+    def _gather_batch(self, u: Tensor) -> TransitionBatch:
+        """Reads where to draw from _cursor, _beta and u [N, draws] only, so that it can be a CUDA graph."""
+        keys, weight = self._draw_prioritized(u) if self._tree is not None else self._draw_uniform(u)
+        reward, discount, steps = self._sum(keys)
+        after = (keys + steps * self._num_envs) % self._weight.numel()
+        obs, next_obs = self._see(torch.cat([keys, after])).chunk(2)
+        return TransitionBatch(obs, self._action.flatten()[keys], reward, discount, next_obs, weight, keys)
 
-    def _noise(self, n: int, draws: int) -> Tensor:
+    def _noise(self, n: int, batches: int) -> Tensor:
+        """Of the next batches: [batches, N, draws]."""
         rows = torch.arange(n, device=self._device)
-        return random.uniform(self._seed, random.REPLAY, rows, self._cursor[0], draws)
+        numbers = torch.arange(self._drawn, self._drawn + batches, device=self._device).unsqueeze(1)
+        return random.uniform(self._seed, random.REPLAY, rows, numbers, self._draws)
 
-    def _draw_uniform(self, n: int) -> tuple[Tensor, Tensor]:
-        begin, end = self._cursor[1], self._cursor[2]
-        u = self._noise(n, 2 * TRIES)  # [N, 2 TRIES]
-        slot = (begin + (u[:, :TRIES] * (end - begin)).long()) % self._length
+    def _draw_uniform(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        begin, end = self._cursor[0], self._cursor[1]
+        slot = (begin + (u[:, :TRIES] * (end - begin)).long()) % self._length  # [N, TRIES]
         keys = slot * self._num_envs + (u[:, TRIES:] * self._num_envs).long()
-        weight = self._weight.flatten()[keys]  # [N, TRIES]
+        weight = self._weight.flatten()[keys]
         good = weight.argmax(1, keepdim=True)  # the first that is no reset
         return keys.gather(1, good).squeeze(1), weight.gather(1, good).squeeze(1)
 
-    def _draw_prioritized(self, n: int) -> tuple[Tensor, Tensor]:
+    def _draw_prioritized(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """Stratified: one draw from each of N equal parts of the total; importance weights relative to the batch's largest."""
         assert self._tree is not None
-        u = (torch.arange(n, device=self._device) + self._noise(n, 1).squeeze(1).to(torch.float64)) / n
-        keys = self._tree.draw(u)
+        keys = self._tree.draw((torch.arange(len(u), device=self._device) + u.squeeze(1).to(torch.float64)) / len(u))
         share = self._tree.get(keys) / self._tree.total
-        kept = (self._cursor[2] - self._cursor[1]) * self._num_envs
+        kept = (self._cursor[1] - self._cursor[0]) * self._num_envs
         weight = (share * kept).clamp(min=1e-12) ** -self._beta
         return keys, (weight / weight.max()).float()
 
-    def _sum(self, slot: Tensor, simulator: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _sum(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Discounted rewards up to n steps or a cut, the discount of what follows, and how many steps that were."""
-        total, steps = torch.zeros_like(slot, dtype=torch.float32), torch.zeros_like(slot)
-        discount = torch.ones_like(total)
-        goes_on = torch.ones_like(slot, dtype=torch.bool)
-        for _ in range(self._config.n_step):
-            row = (slot + steps) % self._length
-            total = torch.where(goes_on, total + discount * self._reward[row, simulator], total)
-            discount = torch.where(goes_on, discount * self._discount[row, simulator], discount)
-            steps = steps + goes_on
-            goes_on = goes_on & ~self._cut[row, simulator]
-        return total, discount, steps
+        ahead = torch.arange(self._config.n_step, device=self._device) * self._num_envs
+        at = (keys.unsqueeze(1) + ahead) % self._weight.numel()  # [N, n]
+        reward, discount, cut = (ring.flatten()[at] for ring in (self._reward, self._discount, self._cut))
+        goes_on = cut.cumsum(1) - cut.long() == 0  # nothing was cut before
+        discount = torch.where(goes_on, discount, 1.0).cumprod(1)
+        before = torch.cat([torch.ones_like(discount[:, :1]), discount[:, :-1]], 1)
+        return torch.where(goes_on, reward * before, 0.0).sum(1), discount[:, -1], goes_on.sum(1)
 
     def _see(self, rows: Tensor) -> Tensor:
         stack = stacked_last if self._device.type == "cpu" and self._stack > 1 else stacked

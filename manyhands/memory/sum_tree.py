@@ -1,56 +1,72 @@
-"""A binary tree of sums over non-negative leaves: draws in proportion to them, changes many of them at once.
+"""A tree of sums over non-negative leaves: draws in proportion to them, changes many of them at once.
 
-All levels lie in one vector, the root at 1, the children of i at 2i and 2i + 1. A parent is computed from its children anew
-whenever one of them changes, so rounding errors do not add up.
+Each node has many children, which lie side by side: a million leaves are three levels deep, and few large steps are sooner done
+than twenty small ones. A parent is computed from its children anew whenever one of them changes, so rounding errors do not add
+up.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
+FAN = 128
+
 
 class SumTree:
-    def __init__(self, leaves: int, device: torch.device) -> None:
-        self._depth = max(leaves - 1, 1).bit_length()
-        self._width = 1 << self._depth
-        self._nodes = torch.zeros(2 * self._width, dtype=torch.float64, device=device)
-        self.leaves = leaves
+    def __init__(self, leaves: int, device: torch.device, fan: int = FAN) -> None:
+        self.leaves, self._fan = leaves, fan
+        self._levels: list[Tensor] = []  # the leaves first, the root last; all but the root filled up to whole families
+        size = leaves
+        while size > 1 or not self._levels:
+            families = -(-size // fan)
+            self._levels.append(torch.zeros(families * fan, dtype=torch.float64, device=device))
+            size = families
+        self._levels.append(torch.zeros(1, dtype=torch.float64, device=device))
 
     @property
     def total(self) -> Tensor:
-        return self._nodes[1]
+        return self._levels[-1][0]
 
     def get(self, index: Tensor) -> Tensor:
-        return self._nodes[self._width + index]
+        return self._levels[0][index]
 
     def set(self, index: Tensor, value: Tensor) -> None:
         """Repeated indices must carry equal values."""
-        node = self._width + index
-        self._nodes[node] = value.to(torch.float64)
-        for _ in range(self._depth):
-            node = node >> 1  # duplicates are recomputed twice with one result: cheaper than finding them
-            self._nodes[node] = self._nodes[2 * node] + self._nodes[2 * node + 1]
+        self._levels[0][index] = value.to(torch.float64)
+        node = index
+        for below, above in pairwise(self._levels):
+            node = node // self._fan
+            if node.device.type == "cpu":  # on a GPU to compute a sum twice is cheaper than to find out
+                node = node.unique()
+            above[node] = self._family(below, node).sum(1)
 
     def draw(self, u: Tensor) -> Tensor:
         """The leaf at which the running sum passes u * total, u in [0, 1)."""
-        node = torch.ones_like(u, dtype=torch.int64)
-        left_over = u.to(torch.float64) * self._nodes[1]
-        for _ in range(self._depth):
-            left = 2 * node
-            below = self._nodes[left]
-            # An empty right half is never entered, whatever rounding says.
-            right = (left_over >= below) & (self._nodes[left + 1] > 0)
-            left_over = torch.where(right, left_over - below, torch.minimum(left_over, below))
-            node = left + right
-        return node - self._width
+        node = torch.zeros_like(u, dtype=torch.int64)
+        left_over = u.to(torch.float64) * self.total
+        for level in reversed(self._levels[:-1]):
+            children = self._family(level, node)  # [N, fan]
+            running = children.cumsum(1)
+            # Whatever rounding says, the draw ends in this family, and never in an empty child.
+            left_over = torch.minimum(left_over, running[:, -1] * (1 - 1e-12)).unsqueeze(1)
+            passed = (running > left_over) & (children > 0)
+            child = passed.view(torch.uint8).argmax(1, keepdim=True)  # the first
+            before = running.gather(1, child) - children.gather(1, child)
+            left_over = (left_over - before).squeeze(1)
+            node = node * self._fan + child.squeeze(1)
+        return node
+
+    def _family(self, level: Tensor, parent: Tensor) -> Tensor:
+        return level.view(-1, self._fan).index_select(0, parent)
 
     def state(self) -> dict:
-        return {"leaves": self._nodes[self._width : self._width + self.leaves]}
+        return {"leaves": self._levels[0][: self.leaves]}
 
     def load(self, state: dict) -> None:
-        self._nodes.zero_()
-        self._nodes[self._width : self._width + self.leaves] = state["leaves"].to(self._nodes)
-        for level in range(self._depth - 1, -1, -1):
-            begin = 1 << level
-            self._nodes[begin : 2 * begin] = self._nodes[2 * begin : 4 * begin].view(-1, 2).sum(1)
+        self._levels[0][: self.leaves] = state["leaves"].to(self._levels[0])
+        for below, above in pairwise(self._levels):
+            sums = below.view(-1, self._fan).sum(1)
+            above[: len(sums)] = sums

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -6,13 +7,14 @@ from hypothesis import strategies as st
 from manyhands.memory.sum_tree import SumTree
 
 CPU = torch.device("cpu")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_sums_and_draws_equal_a_plain_list(data):
-    leaves = data.draw(st.integers(1, 20))
-    tree, plain = SumTree(leaves, CPU), [0.0] * leaves
+    leaves = data.draw(st.integers(1, 70))
+    tree, plain = SumTree(leaves, CPU, fan=data.draw(st.sampled_from([2, 4, 128]))), [0.0] * leaves
     for _ in range(data.draw(st.integers(1, 5))):
         change = data.draw(st.dictionaries(st.integers(0, leaves - 1), st.integers(0, 9), min_size=1))
         tree.set(torch.tensor(list(change)), torch.tensor(list(change.values())).float())
@@ -26,11 +28,15 @@ def test_sums_and_draws_equal_a_plain_list(data):
         assert tree.draw(u).tolist() == expected.tolist()
 
 
-def test_never_draws_an_empty_leaf():
-    tree = SumTree(1000, CPU)
-    tree.set(torch.arange(0, 1000, 7), torch.rand(143, generator=torch.Generator().manual_seed(0)) + 1e-6)
-    drawn = tree.draw(torch.cat([torch.rand(20_000), torch.tensor([0.0, 1 - 1e-7])]))
-    assert (drawn % 7 == 0).all()
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_never_draws_an_empty_leaf(device):
+    tree = SumTree(100_000, torch.device(device))
+    some = torch.arange(0, 100_000, 7, device=device)
+    tree.set(some, torch.rand(len(some), device=device) ** 9 + 1e-9)
+    drawn = tree.draw(torch.cat([torch.rand(20_000, device=device), torch.tensor([0.0, 1 - 1e-7, 1.0], device=device)]))
+    assert (drawn % 7 == 0).all() and drawn.max() < 100_000
+    tree.set(some, torch.zeros(len(some), device=device))
+    assert tree.total == 0 and tree.draw(torch.rand(9, device=device)).max() < 100_000  # nothing to draw: a leaf all the same
 
 
 def test_saved_and_loaded():
