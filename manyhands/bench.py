@@ -3,7 +3,7 @@
 Three phases on the same simulators: training; sampling without learning, whose actions are recorded; and the simulators by
 themselves, told those actions again, resets included. They take turns: a machine that is slow for some seconds is slow for all
 three. Where several processes sample, each does all three beside the others, on its share of the cores, and the rates are sums;
-only training is then the team's, with what meeting costs, and measured once, before the turns.
+only the rate of training is then that of a real team, with what meeting costs, whose turn is the fourth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -112,28 +112,31 @@ class Part:
 
 
 def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    short, team, sampler = min(seconds, LONGEST_S), None, recipe.sampler
+    short, sampler = min(seconds, LONGEST_S), recipe.sampler
     for doubt in doubts(recipe):
         say(f"warning: {doubt}")
-    if recipe.in_processes:
-        say(f"{recipe.topology.learners} learners train together for {seconds:g} s, once they are warm")
-        team = team_rate(recipe, custom, seconds)
     warmup = recipe.memory.warmup_steps if isinstance(recipe.memory, ReplayConfig) else 0
     random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
     say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
-    with _parts(recipe, custom) as ask:
+    with ExitStack() as stack:
+        ask = stack.enter_context(_parts(recipe, custom))
+        team = stack.enter_context(closing(Together(recipe, custom))) if recipe.in_processes else None
+        together = f"{recipe.topology.learners} learners together and each for itself, both" if team else "training"
         say(
-            f"in {TURNS} turns of each, which end with a rollout: training for {seconds:g} s, "
+            f"in {TURNS} turns of each, which end with a rollout: {together} for {seconds:g} s, "
             f"sampling without learning for {short:g} s, the simulators alone for {short:g} s"
         )
         lengths = {"train": seconds / TURNS, "sample": short / TURNS, "simulate": short / TURNS}
-        turns = [{phase: ask("turn", phase, lengths[phase]) for phase in get_args(Phase)} for _ in range(TURNS)]
+        turns, teamwork = [], []
+        for _ in range(TURNS):
+            teamwork += [team.turn(seconds / TURNS)] if team else []
+            turns.append({phase: ask("turn", phase, lengths[phase]) for phase in get_args(Phase)})
     # of each process, all its turns together
     trained, sampled, simulated = (
         [reduce(add, mine) for mine in zip(*(turn[phase] for turn in turns), strict=True)] for phase in get_args(Phase)
     )
     sampling, alone = (sum(part.rate for part in parts) for parts in (sampled, simulated))
-    rate = sum(part.rate for part in trained) if team is None else team
+    rate = reduce(add, teamwork).rate if teamwork else sum(part.rate for part in trained)
     shares = [{name: spent / part.seconds for name, spent in part.split.items()} for part in trained]
     return {
         "recipe": recipe.name,
@@ -184,22 +187,42 @@ def _alone(recipe: Recipe, rank: int) -> Recipe:
     )  # fmt: skip
 
 
+class Together:
+    """A real team, as train has it, which is at rest between its turns."""
+
+    def __init__(self, recipe: Recipe, custom: Custom) -> None:
+        spec, _ = check(recipe, custom)
+        self._team = Team(recipe, custom, spec, lambda line: print(line, file=sys.stderr), None)
+        self._progress = self._team.run()
+        warm = WARM_UPDATES * recipe.topology.learners
+        try:
+            while self._team.clock.updates <= warm:
+                next(self._progress)
+            self._team.settle()
+        except BaseException:
+            self.close()
+            raise
+
+    def turn(self, seconds: float) -> Measured:
+        """From when somebody has told of something new until somebody tells of something after the time is over."""
+        rested = self._team.clock.steps
+        while self._team.clock.steps == rested:
+            next(self._progress)
+        before, begin = self._team.clock.steps, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            next(self._progress)
+        measured = Measured(self._team.clock.steps - before, time.perf_counter() - begin)
+        self._team.settle()
+        return measured
+
+    def close(self) -> None:
+        self._team.close()
+
+
 def team_rate(recipe: Recipe, custom: Custom, seconds: float) -> float:
     """Steps per second of all learners, from when they have learned something."""
-    spec, _ = check(recipe, custom)
-    team = Team(recipe, custom, spec, lambda line: print(line, file=sys.stderr), None)
-    warm = WARM_UPDATES * recipe.topology.learners
-    try:
-        began: tuple[int, float] | None = None
-        for _ in team.run():
-            now = time.perf_counter()
-            if began is None and team.clock.updates > warm:
-                began = (team.clock.steps, now)
-            elif began is not None and now - began[1] >= seconds:
-                return (team.clock.steps - began[0]) / (now - began[1])
-    finally:
-        team.close()
-    raise AssertionError("a team runs until it is stopped")
+    with closing(Together(recipe, custom)) as team:
+        return team.turn(seconds).rate
 
 
 def _parts_alone(sampler: Any, actions: torch.Tensor, seconds: float) -> Measured:

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from manyhands.bench import Part, bench
+from manyhands.bench import Part, Together, bench
 from manyhands.build import Custom
 from manyhands.config import load_recipe
 
@@ -56,6 +56,21 @@ def test_the_phases_take_turns_and_only_training_learns(monkeypatch):
     monkeypatch.setattr(Part, "turn", noted)
     bench(load_recipe("cartpole-ppo", FEW), Custom(env=Sleeper), 0.3)
     assert asked == [("train", True), ("sample", False), ("simulate", False)] * 3
+
+
+def test_a_team_rests_between_its_turns():
+    team = Together(load_recipe("cartpole-appo", FEW), Custom(env=Sleeper))
+    try:
+        for _ in range(2):
+            measured = team.turn(1.0)
+            assert (
+                0.3 * 2 / STEP_S < measured.rate < 1.3 * 2 / STEP_S
+            )  # who tells of a call's steps tells of some before the turn
+            rested = team._team.clock
+            time.sleep(0.5)
+            assert team._team.settle() == [] and team._team.clock == rested
+    finally:
+        team.close()
 
 
 def test_simulators_alone_are_told_what_they_were_told_before():
