@@ -131,15 +131,20 @@ def gpus() -> int:
 def describe() -> dict[str, Any]:
     import torch
 
-    model = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as file:
-            model = next(line.split(":")[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+    model = _cpuinfo("model name") or platform.processor() or platform.machine()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     shared = {"mps": mps()} if gpu else {}
     return {"cpu": model, "cores": cores(), "gpu": gpu, **shared, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def is_intel() -> bool:
+    return _cpuinfo("vendor_id") == "GenuineIntel"
+
+
+def _cpuinfo(name: str) -> str:
+    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
+        return next(line.split(":")[1].strip() for line in file if line.startswith(name))
+    return ""
 
 
 def mps() -> bool:

@@ -11,7 +11,7 @@ MAY = {
     "machine": set(),
     "graphs": set(),
     "maths": {"types", "maths"},
-    "nets": {"types", "nets"},
+    "nets": {"types", "machine", "nets"},
     "hosts": {"types", "machine", "hosts"},
     "algos": {"types", "maths", "nets", "algos"},
     "envs": {"types", "machine", "graphs", "maths", "hosts", "envs"},
