@@ -36,20 +36,19 @@ def _words(frames: Tensor) -> Tensor:
 
 
 def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
-    """The same on a CPU, in the memory layout that convolutions read: channels last. Plane by plane, a fifth of the time of
+    """The same on a CPU, in the memory layout that convolutions read: channels last. Plane by plane, half of the time of
     stacking first and changing the layout afterwards."""
-    pixels, begins = frames.flatten(0, 1).numpy(), first.flatten().numpy()
-    channels = pixels.shape[1]
-    out = np.empty((len(rows), *pixels.shape[2:], stack * channels), pixels.dtype)
-    at, gone = rows.numpy(), np.zeros(len(rows), bool)  # gone: this plane is from before the episode's start
-    for k in range(stack - 1, -1, -1):
-        plane = out[..., k * channels : (k + 1) * channels]
-        plane[...] = np.moveaxis(pixels[at], 1, -1)
-        if gone.any():
+    pixels, begins = frames.flatten(0, 1), first.flatten()
+    planes: list[Tensor] = []
+    at, gone = rows, torch.zeros(len(rows), dtype=torch.bool)  # gone: this plane is from before the episode's start
+    for _ in range(stack):
+        plane = pixels.index_select(0, at)  # [N, C, ...]
+        if bool(gone.any()):
             plane[gone] = 0
-        gone = gone | begins[at]
+        planes.insert(0, plane.movedim(1, -1))
+        gone = gone | begins.index_select(0, at)
         at = (at - frames.shape[1]) % len(pixels)
-    return torch.from_numpy(out).movedim(-1, 1)
+    return torch.stack(planes, -2).flatten(-2).movedim(-1, 1)
 
 
 def push(stacks: np.ndarray, frame: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:

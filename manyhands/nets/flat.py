@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -33,18 +34,30 @@ class Model:
     @contextmanager
     def new_gradient(self) -> Iterator[None]:
         """What is accumulated within it replaces the gradient."""
-        wide = {} if self.gradient.is_cuda else {layer.weight: layer for layer in self.net.modules() if isinstance(layer, Wide)}
-        for layer in wide.values():
+        for layer in self._wide:
             layer.renew = True
-        if not wide:
-            self.gradient.zero_()
-        else:
-            torch._foreach_zero_([p.grad for p in self.net.parameters() if p.grad is not None and p not in wide])
+        for piece in self._rest:
+            piece.zero_()
         yield
-        for weight, layer in wide.items():
-            if layer.renew and weight.grad is not None:  # nothing came that far
-                weight.grad.zero_()
+        for layer in self._wide:
+            if layer.renew and layer.weight.grad is not None:  # nothing came that far
+                layer.weight.grad.zero_()
                 layer.renew = False
+
+    @cached_property
+    def _wide(self) -> list[Wide]:
+        """Layers that overwrite their weights' gradient."""
+        return [] if self.gradient.is_cuda else [layer for layer in self.net.modules() if isinstance(layer, Wide)]
+
+    @cached_property
+    def _rest(self) -> list[Tensor]:
+        """The gradient of everything else."""
+        weights, start, pieces = {layer.weight for layer in self._wide}, 0, []
+        for parameter, own in zip(self.net.parameters(), self.named_slices().values(), strict=True):
+            if parameter in weights:
+                pieces.append(self.gradient[start : own.start])
+                start = own.stop
+        return [*pieces, self.gradient[start:]]
 
     def replica(self) -> Model:
         """The same network on a vector of its own, for acting or as a target; it never needs gradients."""
