@@ -13,18 +13,33 @@ def stacked(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
     frames [L, B, C, ...], first [L, B], rows [N] = slot * B + simulator -> [N, stack * C, ...], oldest frame first, as
     Gymnasium and ale-py stack. The slots are a ring: the last one lies before the first.
     """
-    flat = _words(frames)
     if stack == 1:
-        return flat.index_select(0, rows).view(frames.dtype).unflatten(1, frames.shape[2:])
-    back = torch.arange(stack - 1, -1, -1, device=rows.device) * frames.shape[1]
-    planes_at = (rows.unsqueeze(1) - back) % len(flat)  # [N, S]
-    planes = flat.index_select(0, planes_at.flatten()).unflatten(0, planes_at.shape)  # [N, S, words]
-    reset = first.flatten()[planes_at[:, 1:]]  # [N, S-1]
+        return _words(frames).index_select(0, rows).view(frames.dtype).unflatten(1, frames.shape[2:])
+    return _planes(frames, first, rows.unsqueeze(1) - _back(frames, stack), 1).flatten(1, 2)
+
+
+def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
+    """The same on a CPU, in the memory layout that convolutions read: channels last. Half of the time of changing the layout
+    afterwards."""
+    planes = _planes(frames, first, rows - _back(frames, stack).unsqueeze(1), 0)  # [S, N, C, ...]
+    return torch.stack(planes.movedim(2, -1).unbind(), -2).flatten(-2).movedim(-1, 1)
+
+
+def _back(frames: Tensor, stack: int) -> Tensor:
+    """How many rows before the newest frame each plane of its stack lies."""
+    return torch.arange(stack - 1, -1, -1, device=frames.device) * frames.shape[1]
+
+
+def _planes(frames: Tensor, first: Tensor, at: Tensor, of_stack: int) -> Tensor:
+    """The frames at these rows, [*at.shape, C, ...]; of_stack: the dimension of `at` along which a stack's planes follow."""
+    flat, at = _words(frames), at % first.numel()
+    planes = flat.index_select(0, at.flatten()).unflatten(0, at.shape)
+    reset = first.flatten()[at.narrow(of_stack, 1, at.shape[of_stack] - 1)]
     if planes.is_cuda or bool(reset.any()):  # asking costs a synchronisation on a GPU, masking a copy on a CPU
-        since = reset.flip(1).cumsum(1).flip(1)  # resets between each older plane and the newest
-        keep = torch.cat([since == 0, torch.ones_like(since[:, :1], dtype=torch.bool)], 1)
-        planes *= keep.unsqueeze(2)
-    return planes.view(frames.dtype).unflatten(2, frames.shape[2:]).flatten(1, 2)
+        since = reset.flip(of_stack).cumsum(of_stack).flip(of_stack)  # resets between each older plane and the newest
+        newest = torch.ones_like(at.narrow(of_stack, 0, 1), dtype=torch.bool)
+        planes *= torch.cat([since == 0, newest], of_stack).unsqueeze(2)
+    return planes.view(frames.dtype).unflatten(2, frames.shape[2:])
 
 
 def _words(frames: Tensor) -> Tensor:
@@ -33,22 +48,6 @@ def _words(frames: Tensor) -> Tensor:
     size = flat.element_size()
     even = flat.shape[1] * size % 8 == 0 and flat.storage_offset() * size % 8 == 0
     return flat.view(torch.int64) if even else flat
-
-
-def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Tensor:
-    """The same on a CPU, in the memory layout that convolutions read: channels last. Plane by plane, half of the time of
-    stacking first and changing the layout afterwards."""
-    pixels, begins = frames.flatten(0, 1), first.flatten()
-    planes: list[Tensor] = []
-    at, gone = rows, torch.zeros(len(rows), dtype=torch.bool)  # gone: this plane is from before the episode's start
-    for _ in range(stack):
-        plane = pixels.index_select(0, at)  # [N, C, ...]
-        if bool(gone.any()):
-            plane[gone] = 0
-        planes.insert(0, plane.movedim(1, -1))
-        gone = gone | begins.index_select(0, at)
-        at = (at - frames.shape[1]) % len(pixels)
-    return torch.stack(planes, -2).flatten(-2).movedim(-1, 1)
 
 
 def push(stacks: np.ndarray, frame: np.ndarray, first: np.ndarray, out: np.ndarray) -> None:

@@ -34,8 +34,10 @@ class Gate:
         """The gradient's norm before it was clipped, or None: it must not be applied."""
         norm = length(self._gradient)
         finite = bool(norm.isfinite())
-        self._told += torch.tensor([not finite, not finite])
-        self._told[1] *= not finite
+        if not finite:
+            self._told += 1
+        elif self._told[1]:
+            self._told[1] = 0
         self.check(updates)
         if finite:
             self._clip(norm)
