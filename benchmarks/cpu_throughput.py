@@ -50,6 +50,8 @@ class Options:
     """Measure one algorithm only."""
     kind: Literal["batched", "alternating"] = "batched"
     """manyhands' sampler."""
+    bf16: bool = False
+    """manyhands computes the network in bfloat16 (its setting `bf16`; Stable-Baselines3 has none and stays in 32 bits)."""
 
 
 class Turns:
@@ -70,13 +72,15 @@ class Turns:
         self._began = (time.perf_counter(), steps)
 
 
-def train_manyhands(algorithm: str, kind: str, turns: Turns) -> None:
+def train_manyhands(algorithm: str, variant: str, turns: Turns) -> None:
     from manyhands.build import Custom, make_learner
     from manyhands.config import load_recipe
 
     setting = SETTINGS[algorithm]
+    kind, _, precision = variant.partition("+")
     changes = {
         "device": "cpu",
+        "bf16": precision == "bf16",
         "network": {"torso": "nature"},
         "sampler": {**setting["sampler"], "kind": kind, "decorrelate_steps": 0},
         "memory": setting["memory"],
@@ -175,7 +179,8 @@ def compare(algorithm: str, options: Options) -> dict[str, Any]:
     sb3 = candidates.pop(chosen)
     for other in candidates.values():
         other.close()
-    contenders = {"manyhands": Contender("manyhands", algorithm, options.kind, options.seconds), "sb3": sb3}
+    variant = options.kind + ("+bf16" if options.bf16 else "")
+    contenders = {"manyhands": Contender("manyhands", algorithm, variant, options.seconds), "sb3": sb3}
     rates: dict[str, list[float]] = {who: [] for who in contenders}
     for _ in range(options.turns):
         for who, contender in contenders.items():
@@ -188,6 +193,7 @@ def compare(algorithm: str, options: Options) -> dict[str, Any]:
         "ratio": round(medians["manyhands"] / medians["sb3"], 3),
         "turns": {who: [round(x, 1) for x in values] for who, values in rates.items()},
         "sb3_vector_env": chosen,
+        "precision": "bf16" if options.bf16 else "float32",
     }
 
 
@@ -199,7 +205,7 @@ def main(options: Options) -> None:
         result[algorithm] = row = compare(algorithm, options)
         if not options.json:
             print(
-                f"{algorithm}: manyhands {row['manyhands']:,.0f} steps/s, "
+                f"{algorithm}: manyhands {row['manyhands']:,.0f} steps/s{' in bf16' if options.bf16 else ''}, "
                 f"SB3 {row['sb3']:,.0f} ({row['sb3_vector_env']}), ratio {row['ratio']:.2f}"
             )
     if options.json:

@@ -18,7 +18,7 @@ from manyhands.envs.partial import AnyOf, AtariPart
 from manyhands.envs.snake import SnakeEnv
 from manyhands.envs.workers import WorkerGroup
 from manyhands.learner import Learner
-from manyhands.machine import cores, free_memory, keep_memory, pin_threads, take_share
+from manyhands.machine import cores, free_memory, keep_memory, multiplies_bf16, pin_threads, take_share
 from manyhands.maths import random, schedules
 from manyhands.memory.fresh import FreshConfig, FreshMemory
 from manyhands.memory.remote import RemoteReplay
@@ -281,7 +281,7 @@ def make_learner(recipe: Recipe, custom: Custom, seat: Seat = Seat(), meeting: M
     # (An algorithm of somebody's own may show the network something else as well.)
     config = recipe.memory
     once = config.epochs == config.minibatches == 1 and not config.overlap and recipe.sampler.kind == "batched"
-    keep = once and custom.ours and not recipe.bf16 and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
+    keep = once and custom.ours and isinstance(model.net, Network) and isinstance(model.net.torso, ConvTorso)
     return Learner(*common, keep_acting=keep, act_with_copy=config.overlap, act_aside=far and config.overlap)
 
 
@@ -385,8 +385,8 @@ def doubts(recipe: Recipe) -> list[str]:
     if find_device(recipe.device).type == "cpu":
         if isinstance(memory, FreshConfig) and memory.overlap:
             found.append("memory.overlap on a CPU: whoever acts is a rollout behind, and nothing is gained by it")
-        if recipe.bf16:
-            found.append("bf16 on a CPU: nothing changes, it is for a GPU")
+        if recipe.bf16 and not multiplies_bf16():
+            found.append("bf16: this CPU has no instructions for it and is slower with it")
     return found
 
 

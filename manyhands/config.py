@@ -209,7 +209,8 @@ class Recipe:
     tf32: bool = True
     """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
     bf16: bool = False
-    """On a GPU: the network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits."""
+    """The network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits. For CPUs with
+    instructions for it (AVX512-BF16, AMX), where training is 1.1 to 1.3 times as fast; a GPU gains a tenth at most."""
     graphs: bool = True
     """On a GPU: acting, updates and draws from a replay are captured as CUDA graphs. False: kernel by kernel, the same within
     rounding. (Boards of Snake on the GPU are always captured: they only count.)"""

@@ -141,6 +141,12 @@ def is_intel() -> bool:
     return _cpuinfo("vendor_id") == "GenuineIntel"
 
 
+def multiplies_bf16() -> bool:
+    """The CPU has instructions for it; torch emulates it on any other."""
+    features = (_cpuinfo("flags") or _cpuinfo("Features")).split()  # x86, ARM
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(features)
+
+
 def _cpuinfo(name: str) -> str:
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:
         return next(line.split(":")[1].strip() for line in file if line.startswith(name))

@@ -78,7 +78,7 @@ class CategoricalQ(nn.Module):
 
 class Network(nn.Module):
     def __init__(self, torso: nn.Module, head: nn.Module, bf16: bool = False) -> None:
-        """bf16: on a GPU the torso computes in bfloat16."""
+        """bf16: the torso computes in bfloat16."""
         super().__init__()
         self.torso = torso
         self.head = head
@@ -86,13 +86,12 @@ class Network(nn.Module):
 
     def forward(self, obs: Tensor, results: list[Tensor] | None = None, known: list[Tensor] | None = None) -> Any:
         """results and known: see ConvTorso; other torsos have neither."""
-        if self._bf16 and obs.is_cuda:
-            with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):  # graphs must not keep weights that were
-                features = self.torso(obs)
-            return self.head(features.float())
-        if results is None and known is None:
-            return self.head(self.torso(obs))
-        return self.head(self.torso(obs, results, known))
+        more = () if results is None and known is None else (results, known)
+        if not self._bf16:
+            return self.head(self.torso(obs, *more))
+        with torch.autocast(obs.device.type, torch.bfloat16, cache_enabled=False):  # graphs must not keep weights that were
+            features = self.torso(obs, *more)
+        return self.head(features.float())
 
 
 def feature_count(torso: nn.Module, spec: EnvSpec) -> int:

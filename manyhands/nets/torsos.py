@@ -24,7 +24,9 @@ class PixelConv(nn.Conv2d):
         return F.conv2d(x, weight, self.bias, self.stride, self.padding)
 
     def operands(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return x.to(self.weight.dtype, memory_format=torch.channels_last), self.weight / 255
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        return x.to(dtype, memory_format=torch.channels_last), (self.weight / 255).to(dtype)
 
 
 class LevelConv(PixelConv):
@@ -87,7 +89,7 @@ class ConvTorso(nn.Module):
         x = self._padded(x)
         for layer in self.convs:
             if known is not None and isinstance(layer, nn.Conv2d):
-                inputs = layer.operands(x) if isinstance(layer, PixelConv) else (x, layer.weight)
+                inputs = layer.operands(x) if isinstance(layer, PixelConv) else (x, layer.weight.to(x.dtype))
                 x = _KnownConvolution.apply(*inputs, layer.bias, next(remaining), layer.stride, layer.padding)
             elif known is None or not isinstance(layer, nn.ReLU):
                 x = layer(x)

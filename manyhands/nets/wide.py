@@ -46,7 +46,7 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[1] and sum_so_far is None:
             of_weight = _product(gradient.t(), x.t())
         elif ctx.needs_input_grad[1]:
-            if not ONEDNN:
+            if not ONEDNN and x.dtype == weight.dtype:
                 sum_so_far.addmm_(gradient.t(), x, beta=0.0 if ctx.layer.renew else 1.0)
             elif ctx.layer.renew:
                 sum_so_far.copy_(_product(gradient.t(), x.t()))
@@ -57,7 +57,8 @@ class _Product(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x·Wᵀ + b"""
+    """x·Wᵀ + b, in the precision of x"""
+    weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     if ONEDNN:
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     if bias is None:
