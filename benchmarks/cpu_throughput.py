@@ -9,6 +9,7 @@ noisy for both. The rates are medians over the turns, the ratio is theirs.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import statistics
@@ -197,6 +198,14 @@ def compare(algorithm: str, options: Options) -> dict[str, Any]:
     }
 
 
+def openmp() -> str:
+    """Under which runtime manyhands lets torch's threads run: Intel's where it is installed (manyhands[cpu])."""
+    try:
+        return f"intel-openmp {importlib.metadata.version('intel-openmp')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "torch's own"
+
+
 def main(options: Options) -> None:
     from manyhands import machine
 
@@ -209,10 +218,10 @@ def main(options: Options) -> None:
                 f"SB3 {row['sb3']:,.0f} ({row['sb3_vector_env']}), ratio {row['ratio']:.2f}"
             )
     if options.json:
-        print(json.dumps({**result, "machine": machine.describe()}))
+        print(json.dumps({**result, "machine": machine.describe(), "openmp": {"manyhands": openmp(), "sb3": "torch's own"}}))
     else:
         m = machine.describe()
-        print(f"on {m['cpu']}, {m['cores']} cores, torch {m['torch']}")
+        print(f"on {m['cpu']}, {m['cores']} cores, torch {m['torch']}, OpenMP of manyhands: {openmp()}; of SB3: torch's own")
 
 
 if __name__ == "__main__":

@@ -386,7 +386,7 @@ def doubts(recipe: Recipe) -> list[str]:
         if isinstance(memory, FreshConfig) and memory.overlap:
             found.append("memory.overlap on a CPU: whoever acts is a rollout behind, and nothing is gained by it")
         if recipe.bf16 and not multiplies_bf16():
-            found.append("bf16: this CPU has no instructions for it and is slower with it")
+            found.append("bf16: no instructions for it were found in this CPU, which is slower with it")
     return found
 
 

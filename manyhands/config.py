@@ -210,7 +210,7 @@ class Recipe:
     """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
     bf16: bool = False
     """The network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits. For CPUs with
-    instructions for it (AVX512-BF16, AMX), where training is 1.1 to 1.3 times as fast; a GPU gains a tenth at most."""
+    instructions for it (AVX512-BF16, AMX, ARM's), where training is 1.1 to 1.3 times as fast; a GPU gains a tenth at most."""
     graphs: bool = True
     """On a GPU: acting, updates and draws from a replay are captured as CUDA graphs. False: kernel by kernel, the same within
     rounding. (Boards of Snake on the GPU are always captured: they only count.)"""

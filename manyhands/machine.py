@@ -48,8 +48,8 @@ def place_openmp() -> None:
 
     Intel's, which is used if it is there (manyhands[cpu]), wakes its threads sooner: taking turns with GNU's, A2C was 1.06 to
     1.15 times as fast, PPO 0.96 to 1.04, DQN 1.01 to 1.1. Spinning for 10 ms instead of one, its threads need not be woken after
-    a step of the emulators: A2C 1.07 to 1.12 times as fast, PPO 1.04, DQN 1.01, Snake 1.25; two Snake trainings side by side 7 000
-    steps/s each instead of 3 600.
+    a step of the emulators: A2C 1.07 to 1.12 times as fast, PPO 1.04, DQN 1.01, Snake 1.25; two Snake trainings side by side
+    7 000 steps/s each instead of 3 600.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "100000" if is_ours() else "1000")
     os.environ.setdefault("KMP_BLOCKTIME", "10")  # ms
@@ -138,8 +138,8 @@ def describe() -> dict[str, Any]:
     return {"cpu": model, "cores": cores(), "gpu": gpu, **shared, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def is_intel() -> bool:
-    return _cpuinfo("vendor_id") == "GenuineIntel"
+def is_amd() -> bool:
+    return _cpuinfo("vendor_id") == "AuthenticAMD"
 
 
 def multiplies_bf16() -> bool:

@@ -7,6 +7,7 @@ channels-last order, the layout that the convolutions compute in.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,7 +48,11 @@ class Model:
     @cached_property
     def _wide(self) -> list[Wide]:
         """Layers that overwrite their weights' gradient."""
-        return [] if self.gradient.is_cuda else [layer for layer in self.net.modules() if isinstance(layer, Wide)]
+        if self.gradient.is_cuda:
+            return []
+        wide = [layer for layer in self.net.modules() if isinstance(layer, Wide)]
+        users = Counter(layer.weight for layer in wide)
+        return [layer for layer in wide if users[layer.weight] == 1]  # gradients of a shared matrix are added to zeros
 
     @cached_property
     def _rest(self) -> list[Tensor]:

@@ -100,20 +100,23 @@ def test_stacking_equals_a_naive_stack(data):
     """Against a list of frames that is cleared at every reset."""
     stack = data.draw(st.integers(1, 5))
     length, B = data.draw(st.integers(stack, 14)), data.draw(st.integers(1, 3))
-    frames = torch.arange(1, length * B + 1, dtype=torch.uint8).view(length, B, 1, 1, 1).expand(-1, -1, 2, 1, 1).contiguous()
+    height = data.draw(st.sampled_from([1, 4]))  # 2 bytes a frame, and 8, which travel as one word
+    frames = torch.arange(1, length * B + 1, dtype=torch.uint8).view(length, B, 1, 1, 1).expand(-1, -1, 2, height, 1).contiguous()
     first = torch.tensor(data.draw(st.lists(st.lists(st.booleans(), min_size=B, max_size=B), min_size=length, max_size=length)))
     for b in range(B):
         history: list[int] = [0] * stack
         for t in range(length):
             history = [0] * stack if first[t, b] else history
-            history = [*history[1:], int(frames[t, b, 0])]
+            history = [*history[1:], int(frames[t, b, 0, 0])]
             if t >= stack - 1:
                 # Before the first slot nothing is known: compare only what the rows hold.
                 seen = stacked(frames, first, torch.tensor([t * B + b]), stack)[0]
-                assert seen.shape == (2 * stack, 1, 1)
-                assert seen[::2].flatten().tolist() == history
-    rows = torch.arange((stack - 1) * B, length * B)
-    assert torch.equal(stacked_last(frames, first, rows, stack), stacked(frames, first, rows, stack))
+                assert seen.shape == (2 * stack, height, 1)
+                assert seen[::2, 0].flatten().tolist() == history
+    rows = torch.arange(length * B)  # the first ones reach around the ring's end
+    last = stacked_last(frames, first, rows, stack)
+    assert torch.equal(last, stacked(frames, first, rows, stack))
+    assert last.movedim(1, -1).is_contiguous()
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,6 +1,8 @@
 import pytest
 import torch
+import torch.nn.functional as F
 
+from manyhands.nets import wide as wide_module
 from manyhands.nets.flat import flatten
 from manyhands.nets.heads import Network, PolicyValue, feature_count, initialise_orthogonal
 from manyhands.nets.torsos import TORSOS, make_torso
@@ -131,12 +133,20 @@ def test_ba3c_has_the_published_size():
     assert net(obs)[0].shape == (3, 6)
 
 
-@pytest.mark.parametrize("samples", [1, 8, 100])
-def test_a_wide_layer_is_a_linear_one(samples):
-    wide = Wide(20, 7)
-    plain = torch.nn.Linear(20, 7)
+@pytest.fixture(params=["mkl", "onednn"])
+def library(request, monkeypatch):
+    if request.param == "onednn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(wide_module, "ONEDNN", request.param == "onednn")
+
+
+@pytest.mark.parametrize("samples", [0, 1, 8, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_wide_layer_is_a_linear_one(library, samples, dtype):
+    wide = Wide(20, 7, dtype=dtype)
+    plain = torch.nn.Linear(20, 7, dtype=dtype)
     plain.load_state_dict(wide.state_dict())
-    x, other = torch.randn(samples, 20, requires_grad=True), torch.randn(samples, 20)
+    x, other = torch.randn(samples, 20, requires_grad=True, dtype=dtype), torch.randn(samples, 20, dtype=dtype)
     found = []
     for layer in (wide, plain):
         model = flatten(layer)
@@ -146,6 +156,29 @@ def test_a_wide_layer_is_a_linear_one(samples):
             (layer(x).square().sum() + layer(other).sum()).backward()  # two uses are added
         found.append((layer(x).detach(), x.grad.clone(), model.gradient.clone()))
     torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_wide_layer_computes_in_the_precision_of_its_input(library):
+    wide, plain = Wide(20, 7), torch.nn.Linear(20, 7)
+    plain.load_state_dict(wide.state_dict())
+    model, x = flatten(wide), torch.randn(9, 20)
+    with model.new_gradient():
+        y = wide(x.bfloat16())
+        (y.float().square().sum() + wide(x.bfloat16()).float().sum()).backward()
+    (plain(x).square().sum() + plain(x).sum()).backward()
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(wide.weight.grad, plain.weight.grad, rtol=0.05, atol=0.2)
+
+
+def test_layers_that_share_a_matrix_add_their_gradients():
+    net = torch.nn.Sequential(Wide(6, 6), Wide(6, 6))
+    net[1].weight = net[0].weight
+    model, x = flatten(net), torch.randn(5, 6)
+    twice = F.linear(F.linear(x, net[0].weight, net[0].bias), net[0].weight, net[1].bias)
+    (expected,) = torch.autograd.grad(twice.square().sum(), net[0].weight)
+    with model.new_gradient():
+        net(x).square().sum().backward()
+    torch.testing.assert_close(net[0].weight.grad, expected)
 
 
 def test_a_gradient_that_does_not_reach_a_layer_is_zero():
