@@ -88,7 +88,7 @@ def measure(replay: Replay, recipe: Recipe, batch: int, repeats: int, device: to
     learner = Learner(algorithm, model, Nobody(), replay, LocalStore(model, recipe.rule, 10**9), 10**9)  # type: ignore[arg-type]
     data = replay.draw()
     draw_ms = median_ms(replay.draw, repeats, device)
-    update_ms = median_ms(lambda: learner._update(data), repeats, device)
+    update_ms = median_ms(lambda: learner._begin_update(data)(), repeats, device)
     return {
         "draw_ms": round(draw_ms, 3),
         "samples_per_s": round(batch / draw_ms * 1e3),

@@ -246,7 +246,8 @@ def make_store(recipe: Recipe, model: Model, seat: Seat, meeting: Meeting) -> St
     if isinstance(config, AllReduceConfig):
         return AllReduceStore(*common, config, seat, meeting.fds[0], own_gpus(recipe), recipe.graphs)
     if isinstance(config, SharedConfig):
-        return SharedStore(*common, config, *meeting.fds)
+        block, locks = meeting.fds
+        return SharedStore(*common, config, block, locks, recipe.graphs)
     if isinstance(config, ServersConfig):
         assert meeting.places is not None
         return ServersStore(*common, config, seat, meeting.places)

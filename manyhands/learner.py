@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from manyhands.actor import Actor
@@ -43,6 +44,10 @@ class Learner:
         self._target = Target(model, algorithm) if hasattr(algorithm, "target_period") else None
         captured = capture and model.parameters.is_cuda
         self._gradient = (CapturedGradient if captured else Gradient)(algorithm, model, self._target)
+        # Where a rollout is learned from while the next is sampled an update is finished in the pause after the one in which it
+        # was begun: by then a GPU has its gradient, and a store that waits for that does not keep simulators waiting.
+        self._finish_later = act_aside and not behind
+        self._begun: Callable[[], None] | None = None
         self._explore = explore if len(sampler.epsilon) else None  # who has no simulators explores nothing
         self._epsilon = 0.0  # the mean of all simulators, in this rollout
         self.clock = Clock()
@@ -58,6 +63,7 @@ class Learner:
                 yield rollout
                 continue
             begin = time.perf_counter()
+            self._finish_update()
             if rollout is not None:
                 paid = self.store.count(rollout.steps)
                 self.clock = self.store.clock
@@ -65,7 +71,10 @@ class Learner:
                 self._note(rollout)
             # While the simulators are busy a replay hands out its share of what is owed; a fresh memory has nothing then.
             while (batch := self.memory.next()) is not None:
-                self._update(batch)
+                self._finish_update()
+                self._begun = self._begin_update(batch)
+                if rollout is not None or not self._finish_later:
+                    self._finish_update()
                 self.learn_seconds += time.perf_counter() - begin
                 yield None
                 begin = time.perf_counter()
@@ -94,23 +103,34 @@ class Learner:
         elif self.clock.updates > self.actor.version:  # which has acted in all of it
             self.sums.add({"policy_lag": float(self.clock.updates - self.actor.version)})
 
-    def _update(self, batch: Any) -> None:
+    def _begin_update(self, batch: Any) -> Callable[[], None]:
+        """Returns what finishes it."""
         begin, version = time.perf_counter(), self.clock.updates
         progress = min(self.clock.steps / self._total_steps, 1.0)
         if self._target:
             self._target.follow(self.clock)
         loss = self._gradient(batch, progress, self.actor.take_kept())
         computed = time.perf_counter()
-        receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
-        self.clock = receipt.clock
-        if loss.priority is not None:
-            self.memory.feedback(batch.keys, loss.priority)
-        self.sums.add({**loss.metrics, **receipt.metrics})
-        if "comms_ms" in receipt.metrics:  # the third of the papers' lines
-            self.sums.add({"gradient_ms": 1e3 * (computed - begin)})
+
+        def finish() -> None:
+            receipt = self.store.step(GradientInfo(version, len(batch.weight), loss.value.detach()))
+            self.clock = receipt.clock
+            if loss.priority is not None:
+                self.memory.feedback(batch.keys, loss.priority)
+            self.sums.add({**loss.metrics, **receipt.metrics})
+            if "comms_ms" in receipt.metrics:  # the third of the papers' lines
+                self.sums.add({"gradient_ms": 1e3 * (computed - begin)})
+
+        return finish
+
+    def _finish_update(self) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun()
 
     def state(self, mid_rollout: bool = False) -> dict:
         """Without the store's, which may be everybody's."""
+        self._finish_update()
         return {
             "sampler": self.sampler.state(mid_rollout),
             "memory": self.memory.state(),
@@ -171,9 +191,17 @@ class MetricSums:
         self._counts: dict[str, int] = {}
 
     def add(self, metrics: Mapping[str, Tensor | float]) -> None:
+        here, there = [], []
         for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+            so_far = self._sums.get(name, 0.0)
+            if isinstance(so_far, Tensor) and isinstance(value, Tensor):
+                here.append(so_far)
+                there.append(value)
+            else:
+                self._sums[name] = so_far + value
             self._counts[name] = self._counts.get(name, 0) + 1
+        if here:  # one launch for all of them
+            torch._foreach_add_(here, there)
 
     def take(self) -> dict[str, float]:
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}

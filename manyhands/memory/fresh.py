@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -50,18 +49,19 @@ class FreshMemory:
     ) -> None:
         self._prepare = prepare
         self._all_of = _OfRollout(self._samples) if capture else self._samples
+        self._pick = _Picking() if capture else _picked
         self._epochs = epochs
         self._minibatches = minibatches
         self._seed = seed
-        self._share = math.ceil(epochs * minibatches / pauses) if pauses else 0
-        self._taken = 0
+        self._pauses = pauses
+        self._passed = self._taken = 0  # pauses and batches, of this rollout
         self._rollouts = 0
         self._next: Rollout | None = None
         self._batches: Iterator[PolicyBatch] = iter(())
 
     def add(self, rollout: Rollout) -> None:
         self._next = rollout
-        if not self._share:
+        if not self._pauses:
             self._begin()
 
     def next(self) -> PolicyBatch | None:
@@ -70,15 +70,18 @@ class FreshMemory:
             if batch is None:
                 self._begin()
             return batch
-        self._taken = (self._taken + 1) % (self._share + 1) if self._share else 1
-        return next(self._batches, None) if self._taken else None
+        if self._pauses and self._taken * self._pauses >= self._epochs * self._minibatches * (self._passed + 1):
+            self._passed += 1
+            return None
+        self._taken += 1
+        return next(self._batches, None)
 
     def _begin(self) -> None:
         assert self._next is not None
         rollout, self._next = self._next, None
         self._batches = self._split(self._all_of(rollout), self._rollouts)
         self._rollouts += 1
-        self._taken = 0
+        self._passed = self._taken = 0
 
     def feedback(self, keys: Tensor, priority: Tensor) -> None:
         raise TypeError("a fresh memory has no priorities")
@@ -97,8 +100,7 @@ class FreshMemory:
                 continue
             order = random.permutation(n, self._seed, random.SHUFFLE, number, epoch, device=whole.action.device)
             for rows in order.tensor_split(self._minibatches):
-                picked = {f.name: getattr(whole, f.name).index_select(0, rows) for f in fields(whole) if f.name != "obs"}
-                yield replace(whole, obs=_rows(whole.obs, rows), **picked)
+                yield self._pick(whole, rows)
 
     def state(self) -> dict:
         return {"rollouts": self._rollouts}
@@ -128,6 +130,28 @@ class _OfRollout:
         for name, x in tensors.items():
             self._static[name].copy_(x)
         return self._graph()
+
+
+def _picked(whole: PolicyBatch, rows: Tensor) -> PolicyBatch:
+    picked = {f.name: getattr(whole, f.name).index_select(0, rows) for f in fields(whole) if f.name != "obs"}
+    return replace(whole, obs=_rows(whole.obs, rows), **picked)
+
+
+class _Picking:
+    """The same by one launch, of a batch that is always the same object; so is what it gives for each number of rows, and the
+    next call overwrites it."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Tensor, Captured]] = {}
+
+    def __call__(self, whole: PolicyBatch, rows: Tensor) -> PolicyBatch:
+        n = len(rows)
+        if n not in self._of:
+            mine = rows.clone()
+            self._of[n] = mine, Captured(lambda: _picked(whole, mine), rows.device)
+        mine, graph = self._of[n]
+        mine.copy_(rows)
+        return graph()
 
 
 def _rows(obs: Tensor, rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from manyhands.graphs import on
 from manyhands.maths import random
 from manyhands.maths.stacking import push, stacked
 from manyhands.samplers.episodes import EpisodeTracker
+from manyhands.samplers.noise import Noise
 from manyhands.samplers.serving import Serving
 from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
@@ -91,20 +92,20 @@ class LockstepSampler:
         acting = policy.stream if self.far else None
         if acting is not None:
             acting.wait_stream(torch.cuda.current_stream())
+        # Where simulators are far from who acts, random numbers are with them: there they are two words for each action.
+        noise = Noise(self._seed, self._ids.cpu() if self.far else self._ids)
         while True:
             buffer = self._buffers.pop(0)
             with on(acting):
                 buffer.begin(self._buffers[0])
             self._buffers.append(buffer)
-            if not buffer.far:
-                slots = self._slot + torch.arange(self._horizon, device=self._device).unsqueeze(1)
-                noise = random.uniform(self._seed, random.ACT, self._ids.unsqueeze(0), slots, 2)  # [T, B, 2]
+            drawn = noise.of(self._slot, self._slot + self._horizon)
             for t in range(self._horizon):
                 for g in range(len(self.groups)):
                     with on(acting):
                         if t and self._overlap:
                             self._receive(g, buffer, t - 1)
-                        self._act(policy, g, buffer, t, None if buffer.far else noise[t, self._columns[g]])
+                        self._act(policy, g, buffer, t, drawn[t, self._columns[g]])
                     yield None
                     if not self._overlap:
                         with on(acting):
@@ -119,14 +120,13 @@ class LockstepSampler:
             yield self._finish(buffer, policy.version)
 
     def _serving(self, policy: Policy, buffer: _Buffer, columns: slice) -> Serving:
-        n = columns.stop - columns.start
-        return Serving(policy, buffer.memory, n, self.spec, self._seed, self._ids, self.epsilon, self._capture)
+        return Serving(policy, buffer.memory, columns.stop - columns.start, self.spec, self.epsilon, self._capture)
 
-    def _act(self, policy: Policy, g: int, buffer: _Buffer, t: int, noise: Tensor | None) -> None:
+    def _act(self, policy: Policy, g: int, buffer: _Buffer, t: int, noise: Tensor) -> None:
         begin, columns = time.perf_counter(), self._columns[g]
         answer: Any
-        if noise is None:
-            answer = buffer.serving[g].act(t, np.arange(columns.start, columns.stop), self._slot + t)
+        if buffer.far:
+            answer = buffer.serving[g].act(t, np.arange(columns.start, columns.stop), noise.numpy())
         else:
             action, extras = policy.act(buffer.seen(t, columns), self.epsilon[columns], noise)
             buffer.put_actions(t, columns, action, extras)

@@ -19,11 +19,11 @@ from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.lockstep import LIVES
+from manyhands.samplers.noise import Noise
 from manyhands.samplers.serving import Serving
 from manyhands.samplers.slots import learnable
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
-NOISE_SLOTS = 128
 LIFE_SLOTS = 1 << 32  # simulators that were started anew draw other random numbers
 
 
@@ -71,8 +71,7 @@ class PipelinedSampler:
         self._own = set(self._pieces_open)  # other names are what acting gives besides
         self._servings: dict[int, Serving] = {}
         self._policy: Policy | None = None
-        self._drawn: Tensor | None = None  # [slots, B, 2] random numbers
-        self._drawn_from = 0
+        self._noise = Noise(seed, torch.from_numpy(self._ids))
         self._queue: list[dict[str, Tensor]] = []  # finished pieces, those of one service side by side
         self._waiting = 0
 
@@ -137,12 +136,14 @@ class PipelinedSampler:
     def _act(self, policy: Policy, ids: np.ndarray) -> np.ndarray:
         self._put("version", self._t[ids], ids, policy.version)
         slots, self._slots[ids] = self._slots[ids], self._slots[ids] + 1
-        if self._far:
-            return self._serving(len(ids)).act(self._t[ids], ids, slots + self._life * LIFE_SLOTS)
         who, at = torch.from_numpy(ids), torch.from_numpy(self._t[ids])
+        low, high, life = int(slots.min()), int(slots.max()), self._life * LIFE_SLOTS
+        noise = self._noise.of(low + life, high + 1 + life)[torch.from_numpy(slots - low), who]
+        if self._far:
+            return self._serving(len(ids)).act(self._t[ids], ids, noise.numpy())
         pieces = self._pieces_open
         seen = stacked(pieces["obs"], pieces["first"], (at + self._H) * self.num_envs + who, self.spec.stack)
-        action, extras = policy.act(seen, self.epsilon[who], self._noise(slots, who))
+        action, extras = policy.act(seen, self.epsilon[who], noise)
         for name, value in {"action": action, **extras}.items():
             if name not in pieces:
                 pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype)
@@ -153,19 +154,8 @@ class PipelinedSampler:
         """For so many simulators at once."""
         if n not in self._servings:
             assert self._policy is not None
-            names = torch.from_numpy(self._ids)
-            common = (self.spec, self._seed, names, self.epsilon, self._capture)
-            self._servings[n] = Serving(self._policy, self._pieces_open, n, *common)
+            self._servings[n] = Serving(self._policy, self._pieces_open, n, self.spec, self.epsilon, self._capture)
         return self._servings[n]
-
-    def _noise(self, slots: np.ndarray, who: Tensor) -> Tensor:
-        """Drawn for many slots at once: one by one it would cost as much as the network."""
-        if self._drawn is None or slots.min() < self._drawn_from or slots.max() >= self._drawn_from + len(self._drawn):
-            self._drawn_from = int(slots.min())
-            block = torch.arange(self._drawn_from, max(self._drawn_from + NOISE_SLOTS, int(slots.max()) + 1))
-            names, life = torch.from_numpy(self._ids), self._life * LIFE_SLOTS
-            self._drawn = random.uniform(self._seed, random.ACT, names, (block + life).unsqueeze(1), 2)
-        return self._drawn[torch.from_numpy(slots - self._drawn_from), who]
 
     def _rollout(self) -> Rollout:
         """The pieces that have waited longest."""

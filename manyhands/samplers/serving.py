@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from manyhands.graphs import Captured
-from manyhands.maths import random
 from manyhands.maths.stacking import stacked
 from manyhands.types import EnvSpec, Policy
 
@@ -28,18 +27,15 @@ class Serving:
         memory: dict[str, Tensor],
         n: int,
         spec: EnvSpec,
-        seed: int,
-        ids: Tensor,
         epsilon: Tensor,
         capture: bool = True,
     ) -> None:
         device = memory["obs"].device
-        self._policy, self._memory, self._spec = policy, memory, spec
-        self._seed, self._ids, self._epsilon = seed, ids.to(device), epsilon
+        self._policy, self._memory, self._spec, self._epsilon = policy, memory, spec, epsilon
         # What travels waits in page-locked memory: from there a copy needs nobody's attention.
         self._frames = _Mail((n, *spec.frame), getattr(torch, spec.dtype), device)
         self._put_at = _Mail((3, n), torch.int64, device)
-        self._act_at = _Mail((3, n), torch.int64, device)
+        self._act_at = _Mail((4, n), torch.int64, device)
         self._actions = _Mail((n,), torch.int64, device)
         self._put = Captured(self._keep, device, capture)
         self._act = Captured(self._choose, device, capture)
@@ -56,9 +52,10 @@ class Serving:
         self._memory["obs"][rows, columns] = self._frames.send()
         self._memory["first"][rows, columns] = begins.bool()
 
-    def act(self, slot: np.ndarray | int, who: np.ndarray, number: np.ndarray | int) -> np.ndarray:
-        """Actions for the simulators `who` in that slot of the memory; `number` counts their slots since the run began."""
-        self._act_at.write(slot, who, number)
+    def act(self, slot: np.ndarray | int, who: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions for the simulators `who` in that slot of the memory. noise: two float32 for each, which travel as one word."""
+        newest = (slot + self._spec.stack - 1) * self._memory["obs"].shape[1] + who
+        self._act_at.write(newest, slot, who, noise.view(np.int64)[:, 0])
         self._act()
         if self._arrived is not None:
             self._arrived.record()
@@ -66,10 +63,10 @@ class Serving:
         return self._actions.here.copy()  # simulators may read it later than the next call
 
     def _choose(self) -> None:
-        slot, who, number = self._act_at.send()
-        memory, history = self._memory, self._spec.stack - 1
-        seen = stacked(memory["obs"], memory["first"], (slot + history) * memory["obs"].shape[1] + who, self._spec.stack)
-        noise = random.uniform(self._seed, random.ACT, self._ids[who], number, 2)
+        newest, slot, who, words = self._act_at.send()
+        memory = self._memory
+        seen = stacked(memory["obs"], memory["first"], newest, self._spec.stack)
+        noise = words.view(torch.float32).unflatten(0, (-1, 2))
         action, extras = self._policy.act(seen, self._epsilon[who], noise)
         for name, value in {"action": action, **extras}.items():
             if name not in memory:

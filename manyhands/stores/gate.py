@@ -45,7 +45,7 @@ class Gate:
 
     def judge(self) -> tuple[Tensor, Tensor]:
         """The same without waiting for the device: the norm, and whether the gradient may be applied. check() has to follow
-        now and then."""
+        now and then; after the device was waited for, `passed` says it too."""
         norm = length(self._gradient)
         finite = norm.isfinite()
         self.counts += ~finite
@@ -53,6 +53,10 @@ class Gate:
         self._told.copy_(self.counts, non_blocking=True)
         self._clip(norm)
         return norm, finite
+
+    @property
+    def passed(self) -> bool:
+        return not self._told[1]
 
     def check(self, updates: int) -> None:
         if self._told[1] >= PATIENCE:

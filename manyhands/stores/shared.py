@@ -20,12 +20,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from manyhands.graphs import Captured
 from manyhands.hosts.process import shared_arrays
 from manyhands.nets.flat import Model
 from manyhands.stores.gate import Gate
@@ -129,15 +131,16 @@ class SharedMemoryOf:
         self._bytes = os.fstat(fd).st_size
         self._unlock: Callable[[], Any] = lambda: None
 
-    def page_lock(self) -> None:
+    def page_lock(self) -> bool:
         """So that a GPU reads and writes it by itself, several times as fast. Where the system allows no more of it, without."""
         cuda = torch.cuda.cudart()
         if int(cuda.cudaHostRegister(self._begins_at, self._bytes, 0)) == 0:
             # Before the memory goes, also where nobody closes: a GPU would go on with the old pages of whatever lies there next.
             self._unlock = weakref.finalize(self, cuda.cudaHostUnregister, self._begins_at)
-        else:
-            with contextlib.suppress(RuntimeError):  # the next launch is told of the error, whatever it is
-                torch.zeros((), device="cuda")
+            return True
+        with contextlib.suppress(RuntimeError):  # the next launch is told of the error, whatever it is
+            torch.zeros((), device="cuda")
+        return False
 
     def close(self) -> None:
         self._unlock()
@@ -153,12 +156,15 @@ class SharedMemoryOf:
 
 
 class SharedStore:
-    def __init__(self, model: Model, rule: Rule, total_steps: int, config: SharedConfig, block: int, locks: int) -> None:
+    """On a GPU a chunk's way there, its update and its way back are captured: one launch, and one wait under its lock."""
+
+    def __init__(
+        self, model: Model, rule: Rule, total_steps: int, config: SharedConfig, block: int, locks: int, capture: bool = True
+    ) -> None:
         self.model, self.rule, self.total_steps, self._config = model, rule, total_steps, config
         self._central = SharedMemoryOf(block, model.parameters.numel(), rule, config)
         self._on_gpu = model.parameters.is_cuda
-        if self._on_gpu:
-            self._central.page_lock()
+        alone = self._on_gpu and self._central.page_lock()  # copies that need nobody's attention
         self.locks = ByteLocks(locks)
         self._counters = config.chunks  # the number of the lock around the counters
         self._gate = Gate(model, rule)
@@ -173,6 +179,10 @@ class SharedStore:
             gradient = model.gradient if not model.gradient.is_cuda else torch.zeros_like(model.gradient, device="cpu")
             self._shards = [Shard(self._place["parameters"], gradient, rule, memory)]
         self._merge = MultiStep(model, rule) if config.sync_updates > 1 else None
+        self._captures = capture and alone and config.lock and rule.capturable and self._merge is None
+        self._exchanges: dict[tuple[int, int], Captured] = {}  # by chunk and place
+        self._rate = torch.zeros((), device=model.parameters.device)
+        self._judge = Captured(self._gate.judge, self._rate.device, changes=(model.gradient, self._gate.counts))
         self._unmerged = 0  # local updates since the last synchronisation
         self._base = 0  # the version read last
         self._waited = 0.0  # for locks, before the last update
@@ -194,7 +204,7 @@ class SharedStore:
         return self.clock
 
     def step(self, info: GradientInfo) -> Receipt:
-        norm = self._gate.admit(self.clock.updates)
+        norm = self._admit()
         rate = self.rule.rate(info.samples, int(self._central.steps[0]) / self.total_steps)
         if norm is None:
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
@@ -211,6 +221,14 @@ class SharedStore:
         self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
         return Receipt(self.clock, applied=True, metrics=metrics)
 
+    def _admit(self) -> Tensor | None:
+        if not self._captures:
+            return self._gate.admit(self.clock.updates)
+        norm, _ = self._judge()
+        self._wait_for_gpu()  # nothing is locked yet
+        self._gate.check(self.clock.updates)
+        return norm if self._gate.passed else None
+
     def _moved_on(self, found: int, updates: int) -> None:
         """Our updates were added to a central copy that had seen `found` of them."""
         self._last_staleness = found - self._base
@@ -220,13 +238,31 @@ class SharedStore:
     def _apply_locked(self, rate: float) -> int:
         """Chunk by chunk; returns how many updates chunk 0 had seen before."""
         found = 0
+        if self._captures:
+            self._rate.fill_(rate)
         for number, shard in enumerate(self._shards):
             with self.locks.hold(number):
-                updates = self._pull(number, shard)
-                shard.apply(rate)
-                self._write(number, {"parameters": shard.parameters, **shard.memory}, updates + 1)
+                updates = self._count(number)
+                if self._captures:
+                    self._exchange(number)()
+                else:
+                    self._advance(number, shard, rate)
+                self._publish(number, updates + 1)
             found = updates if number == 0 else found
         return found
+
+    def _exchange(self, number: int) -> Captured:
+        key = number, self._central.place(number)
+        if key not in self._exchanges:
+            advance = partial(self._advance, number, self._shards[number], self._rate)
+            self._exchanges[key] = Captured(advance, self._rate.device)
+        return self._exchanges[key]
+
+    def _advance(self, number: int, shard: Shard, rate: float | Tensor) -> None:
+        """May be repeated until it is published."""
+        self._pull(number, shard)
+        shard.apply(rate)
+        self._put(number, {"parameters": shard.parameters, **shard.memory})
 
     def _apply_in_place(self, rate: float) -> int:
         (shard,) = self._shards
@@ -261,7 +297,8 @@ class SharedStore:
             with self.locks.hold(number):
                 updates = self._pull(number, shard)
                 merge.add(piece, shard, n)
-                self._write(number, {"parameters": shard.parameters, **shard.memory}, updates + n)
+                self._put(number, {"parameters": shard.parameters, **shard.memory})
+                self._publish(number, updates + n)
             found = updates if number == 0 else found
         merge.begin()
         return found
@@ -276,10 +313,10 @@ class SharedStore:
             with self.locks.hold(number):
                 if self._merge is not None:
                     versions.append(self._pull(number, shard))
-                    self._wait_for_copies()
+                    self._wait_for_gpu()
                 else:
                     shard.parameters.copy_(self._central.chunk(number)["parameters"])
-                    versions.append(int(self._central.updates[self._central.place(number), number]))
+                    versions.append(self._count(number))
         if self._merge is not None:
             self._merge.begin()
         return versions[0]
@@ -287,17 +324,23 @@ class SharedStore:
     def _pull(self, number: int, shard: Shard) -> int:
         chunk = self._central.chunk(number)
         shard.load({"parameters": chunk["parameters"], "optimiser": chunk})
+        return self._count(number)
+
+    def _count(self, number: int) -> int:
         return int(self._central.updates[self._central.place(number), number])
 
-    def _write(self, number: int, values: dict[str, Tensor], updates: int) -> None:
-        """Into the place that nobody reads; then it is the valid one."""
+    def _put(self, number: int, values: dict[str, Tensor]) -> None:
+        """Into the place that nobody reads."""
         for name, tensor in self._central.chunk(number, ahead=1).items():
             tensor.copy_(values[name], non_blocking=True)
-        self._wait_for_copies()
+
+    def _publish(self, number: int, updates: int) -> None:
+        """What was put there is the valid one now."""
+        self._wait_for_gpu()
         self._central.updates[self._central.place(number, 1), number] = updates
         self._central.flips[number] += 1
 
-    def _wait_for_copies(self) -> None:
+    def _wait_for_gpu(self) -> None:
         """What is under a lock is ours no longer than that."""
         if self._on_gpu:
             torch.cuda.current_stream().synchronize()
@@ -312,7 +355,7 @@ class SharedStore:
         for number in range(len(self._central.pieces)):
             with self.locks.hold(number):
                 chunks.append({name: x.clone() for name, x in self._central.chunk(number).items()})
-                updates.append(int(self._central.updates[self._central.place(number), number]))
+                updates.append(self._count(number))
         vectors = {name: torch.cat([chunk[name] for chunk in chunks]) for name in self._central.vectors}
         scalars = {name: torch.stack([chunk[name] for chunk in chunks]) for name in self._central.scalars}
         return {
@@ -335,7 +378,8 @@ class SharedStore:
             values = {"parameters": state["parameters"][piece]}
             for name, x in state["optimiser"].items():
                 values[name] = x[piece] if name in self._central.vectors else x[number]
-            self._write(number, values, state["chunk_updates"][number])
+            self._put(number, values)
+            self._publish(number, state["chunk_updates"][number])
         self._central.steps[0] = state["steps"]
 
     def close(self) -> None:

@@ -78,7 +78,13 @@ def test_overlapped_a_rollout_is_learned_from_evenly_while_the_next_is_sampled()
         reference.add(one)
         expected = [batch.action.tolist() for batch in drain(reference)]
         pauses = [[batch.action.tolist() for batch in drain(memory)] for _ in range(5)]
-        assert [len(pause) for pause in pauses] == [2, 2, 2, 2, 0] and [x for pause in pauses for x in pause] == expected, number
+        assert [len(pause) for pause in pauses] == [2, 2, 1, 2, 1] and [x for pause in pauses for x in pause] == expected, number
+
+
+def test_overlapped_fewer_updates_than_pauses_are_spread():
+    memory = FreshMemory(prepare, epochs=1, minibatches=4, seed=0, pauses=8)
+    memory.add(rollout())
+    assert drain(memory) == [] and [len(drain(memory)) for _ in range(8)] == [1, 0] * 4
 
 
 def test_overlapped_what_is_left_is_learned_before_the_next():

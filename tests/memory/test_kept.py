@@ -94,15 +94,15 @@ def test_a_rollout_is_learned_from_as_it_happened(device, overlap, monkeypatch):
         "memory": {"epochs": 2, "minibatches": 3, "overlap": overlap},
     }
     learner = make_learner(load_recipe("pong-ppo", changes), Custom(env=Numbered))
-    learn, kept = learner._update, []
+    learn, kept = learner._begin_update, []
 
     def look(batch):
         if device == "cuda":
             torch.cuda._sleep(3_000_000)  # the learner is late: by now others may have overwritten what it reads
         kept.append([x.clone() for x in (batch.weight, batch.obs[:, -1, 0, :2], batch.action, batch.value_target)])
-        learn(batch)
+        return learn(batch)
 
-    monkeypatch.setattr(learner, "_update", look)
+    monkeypatch.setattr(learner, "_begin_update", look)
     try:
         for _ in learner.run():
             if learner.clock.steps > 1000:

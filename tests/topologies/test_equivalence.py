@@ -138,14 +138,28 @@ def test_multi_step_adam_with_one_learner_equals_adam():
             torch.testing.assert_close(state["parameters"], parameters, rtol=0, atol=0)
 
 
+ON_GPU = {
+    "captured": (RULES["adam"], {"chunks": 3}),
+    "captured-rmsprop": (RULES["rmsprop"], {"chunks": 3}),
+    "kernel-by-kernel": (RULES["torch-rmsprop"], {"chunks": 3}),
+    "lock-free": (RULES["adam"], {"lock": False}),
+    "multi-step": (Adam(learning_rate=0.05), {"chunks": 2, "sync_updates": 2}),
+}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("config", [{"chunks": 3}, {"lock": False}, {"chunks": 2, "sync_updates": 2}], ids=str)
-def test_a_shared_store_works_on_a_gpu(config):
-    rule = Adam(learning_rate=0.05)
+@pytest.mark.parametrize(("rule", "config"), ON_GPU.values(), ids=ON_GPU)
+def test_a_shared_store_works_on_a_gpu(rule, config):
     model = flatten(make_model().net.cuda())
     stream = [(x.cuda(), y.cuda()) for x, y in batches()]
-    parameters = learn(model, shared_store(model, rule, **config), stream)
+    store = shared_store(model, rule, **config)
+    parameters = learn(model, store, stream)
     torch.testing.assert_close(parameters.cpu(), local(rule), rtol=1e-4, atol=1e-5)
+    assert store.state()["updates"] == UPDATES
+    torch.testing.assert_close(store.state()["parameters"], parameters.cpu(), rtol=0, atol=0)
+    model.gradient.fill_(float("nan"))
+    assert not store.step(GradientInfo(UPDATES, 1)).applied and store.refused == 1
+    assert torch.equal(model.parameters, parameters) and store.state()["updates"] == UPDATES
 
 
 def test_multi_step_adam_adds_up_two_learners_by_hand():
