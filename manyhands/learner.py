@@ -90,7 +90,7 @@ class Learner:
             epsilon = self._explore(self.clock)
             self._epsilon = float(epsilon.mean())
             with on(self.actor.stream):
-                self.sampler.epsilon.copy_(epsilon)
+                self.sampler.epsilon.copy_(epsilon, non_blocking=True)
 
     def _note(self, rollout: Rollout) -> None:
         """What the memory holds, the mean ε, and how many updates old the policy is whose actions are about to be learned from,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests import processes
+from tests.gpu import gpu  # noqa: F401 – a fixture
 
 torch.set_num_threads(1)
 

@@ -10,9 +10,10 @@ from manyhands.nets.flat import flatten
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp
 from manyhands.types import GradientInfo
+from tests.gpu import DEVICES, GPU, REAL
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+SOFTWARE = pytest.mark.skipif(REAL, reason="about the GPU in software")
+AUTOCAST = pytest.mark.skipif(not REAL, reason="autocast knows real GPUs only")
 RULES = [
     Adam(learning_rate=0.01, max_grad_norm=0.5),
     RMSProp(learning_rate=0.01, epsilon_inside=True, anneal="linear"),
@@ -72,36 +73,72 @@ def test_what_is_not_finite_is_left_out_without_waiting(device, rule):
 REPLAYING = ["pong-dqn-512", "pong-categorical-2048", "pong-rainbow-512"]
 
 
+def small(name, **changes):
+    """A recipe on a GPU with little to do. A fourth word after a recipe's name is a way of using it."""
+    changes = {"device": "cuda", "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0}, **changes}
+    if name in REPLAYING:
+        changes["memory"] = {"capacity": 2000, "batch": 16, "warmup_steps": 64}
+    elif name == "overlapped":
+        name, changes["memory"] = "pong-ppo", {"epochs": 2, "minibatches": 3, "overlap": True}  # of two sizes
+    elif name == "pong-ga3c":
+        changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
+    return load_recipe(name, changes)
+
+
+def trained(recipe, updates):
+    learner = make_learner(recipe, Custom())
+    first = learner.model.parameters.cpu().clone()
+    try:
+        for _ in learner.run():
+            if learner.clock.updates >= updates:
+                break
+        return learner.clock, learner.model.parameters.cpu() - first, learner.sums.take()
+    finally:
+        learner.close()
+
+
 @GPU
 @pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", *REPLAYING])
 def test_captured_training_equals_training_kernel_by_kernel(name):
     """Three updates: longer, rounding changes an action, and with it everything that follows."""
-    changes = {
-        "device": "cuda",
-        "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0},
-    }
-    if name in REPLAYING:
-        changes["memory"] = {"capacity": 2000, "batch": 16, "warmup_steps": 64}
-    elif name == "overlapped":
-        name, changes["memory"] = "pong-ppo", {"epochs": 2, "minibatches": 2, "overlap": True}
-    elif name == "pong-ga3c":
-        changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
-    results = {}
-    for graphs in (True, False):
-        learner = make_learner(load_recipe(name, {**changes, "graphs": graphs}), Custom())
-        first = learner.model.parameters.cpu().clone()
-        try:
-            for _ in learner.run():
-                if learner.clock.updates >= 3:
-                    break
-            results[graphs] = (learner.clock, learner.model.parameters.cpu().clone(), learner.sums.take())
-        finally:
-            learner.close()
-    (clock, captured, metrics), (clock_too, eager, expected) = results[True], results[False]
+    clock, captured, metrics = trained(small(name), 3)
+    clock_too, eager, expected = trained(small(name, graphs=False), 3)
     assert clock == clock_too and metrics.keys() == expected.keys()
     # Where a gradient is next to nothing Adam steps by its sign, which rounding decides. An update left out would be a third.
-    assert (captured - eager).norm() < 0.15 * (eager - first).norm()
+    assert (captured - eager).norm() < 0.15 * eager.norm()
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=1e-3)
+
+
+@GPU
+@SOFTWARE
+@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped"])
+def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
+    """Longer than on a real GPU, which rounds in its own way."""
+    clock, found, metrics = trained(small(name, graphs=graphs), 24)
+    clock_too, expected, same = trained(small(name, device="cpu"), 24)
+    assert clock == clock_too and metrics.keys() == same.keys()
+    assert (found - expected).norm() < 0.02 * expected.norm()  # an update left out would be twice that
+    for key, value in same.items():
+        assert metrics[key] == pytest.approx(value, rel=0.01, abs=1e-4), key
+
+
+@GPU
+@SOFTWARE
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", *REPLAYING])
+def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
+    learner = make_learner(small(name), Custom())
+    try:
+        rollouts = (item for item in learner.run() if item is not None)
+        while learner.clock.updates < 8:  # by now everything is captured
+            next(rollouts)
+        before, updates = gpu.waits, learner.clock.updates
+        for _ in range(5):
+            next(rollouts)
+        assert learner.clock.updates > updates
+        assert gpu.waits - before == 5 * 8 * 2  # slots, groups
+    finally:
+        learner.close()
 
 
 @GPU
@@ -140,9 +177,8 @@ def test_a_slow_learner_does_not_delay_whoever_acts_aside():
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(
-    ("device", "graphs"), [("cpu", False), pytest.param("cuda", True, marks=GPU), pytest.param("cuda", False, marks=GPU)]
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=AUTOCAST)])
+@pytest.mark.parametrize("graphs", [True, False])
 def test_bfloat16_is_nearly_the_same(device, graphs):
     """What the network says and what three updates do to it."""
     moved = {}

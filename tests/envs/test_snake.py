@@ -2,7 +2,6 @@
 
 import gymnasium
 import numpy as np
-import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 import manyhands.envs.snake as snake
 from manyhands.envs.snake import APPLE, BODY, DOWN, HEAD, LEFT, RIGHT, UP, SnakeEnv, SnakeGroup
+from tests.gpu import GPU
 
 
 class PlainSnake:
@@ -132,7 +132,7 @@ def test_registered_with_gymnasium_and_passes_its_checker():
     assert env.render().shape == (240, 240, 3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 def test_gpu_boards_equal_cpu_boards():
     config = snake.SnakeEnv(board=6, on_device=True)
     groups = [SnakeGroup(config, 64, device) for device in ("cpu", "cuda")]

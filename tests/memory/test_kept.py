@@ -7,8 +7,8 @@ import torch
 
 from manyhands.build import Custom, make_learner
 from manyhands.config import load_recipe
+from tests.gpu import DEVICES, GPU, REAL
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 LOWEST, HIGHEST = 20, 60  # steps of a game
 
 
@@ -47,7 +47,7 @@ class Numbered(gymnasium.Env):
     ],
 )
 def test_a_replay_holds_what_happened(name, device):
-    load = {"batch": 16, "intensity": 0.5} if device == "cpu" else {"batch": 512, "intensity": 100.0}
+    load = {"batch": 512, "intensity": 100.0} if device == "cuda" and REAL else {"batch": 16, "intensity": 0.5}
     changes = {
         "device": device,
         "network": {"torso": "nips"},
@@ -82,7 +82,7 @@ def test_a_replay_holds_what_happened(name, device):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_rollout_is_learned_from_as_it_happened(device, overlap, monkeypatch):
     """With γ = 0 the return that is learned is the reward, which says what the frame beside it and the action must be."""
     changes = {

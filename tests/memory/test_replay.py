@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from manyhands.memory.replay import Replay, ReplayConfig, choose_device, replay_bytes
 from manyhands.types import EnvSpec, Rollout, UsageError
+from tests.gpu import GPU
 
 CPU = torch.device("cpu")
 GAMMA = 0.5
@@ -329,7 +330,7 @@ def test_impossible_settings():
         ReplayConfig(capacity=40, batch=8, warmup_steps=8).check(4, 20)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_on_a_gpu_it_draws_what_it_draws_on_a_cpu(prioritized):
     gpu = torch.device("cuda")

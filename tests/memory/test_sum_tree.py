@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyhands.memory.sum_tree import SumTree
+from tests.gpu import DEVICES
 
 CPU = torch.device("cpu")
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,7 +28,7 @@ def test_sums_and_draws_equal_a_plain_list(data):
         assert tree.draw(u).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", DEVICES)
 def test_never_draws_an_empty_leaf(device):
     tree = SumTree(100_000, torch.device(device))
     some = torch.arange(0, 100_000, 7, device=device)

@@ -15,9 +15,9 @@ from manyhands.envs.snake import SnakeEnv, SnakeGroup
 from manyhands.maths.stacking import rollout_stacks, stacked
 from manyhands.samplers.lockstep import LockstepSampler
 from tests.conftest import Corridor, FixedPolicy
+from tests.gpu import DEVICES
 
 CPU = torch.device("cpu")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
 
 def corridors(sizes, length, end):

@@ -13,9 +13,9 @@ from manyhands.envs.workers import WorkerGroup
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.pipelined import PipelinedSampler
 from tests.conftest import Corridor, FixedPolicy
+from tests.gpu import GPU
 
 CPU = torch.device("cpu")
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 class Seeded(Corridor):
@@ -86,7 +86,7 @@ def test_pieces_equal_lock_step_sampling():
     assert sum(r.steps for r in told) == sum(int(r.weight.sum()) for r in told)
 
 
-@pytest.mark.parametrize(("device", "far"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=NO_GPU)])
+@pytest.mark.parametrize(("device", "far"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=GPU)])
 def test_emulators_are_served_in_parts(device, far):
     env = AtariEnv(id="ALE/Breakout-v5", noop_max=5, max_frames=200, life_loss=True).resolved()
     told = check(

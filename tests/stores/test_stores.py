@@ -10,6 +10,7 @@ from manyhands.stores.gate import PATIENCE
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp
 from manyhands.types import GradientInfo, RunError, UsageError
+from tests.gpu import GPU
 
 
 def model(values):
@@ -118,7 +119,7 @@ def test_a_saved_store_goes_on_bit_for_bit(rule):
     assert torch.equal(m1.parameters, m2.parameters) and one.clock == two.clock
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize("rule", [Adam(), RMSProp()])
 def test_a_store_saved_on_the_cpu_goes_on_on_a_gpu(rule):
     m = model([1.0, 2.0])

@@ -13,6 +13,7 @@ from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp, Rule
 from manyhands.stores.shared import SharedConfig, SharedStore
 from manyhands.types import GradientInfo, Seat
+from tests.gpu import GPU
 
 BATCH, UPDATES, TOTAL = 16, 24, 1000
 RULES = {
@@ -147,7 +148,7 @@ ON_GPU = {
 }
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize(("rule", "config"), ON_GPU.values(), ids=ON_GPU)
 def test_a_shared_store_works_on_a_gpu(rule, config):
     model = flatten(make_model().net.cuda())
