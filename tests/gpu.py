@@ -237,6 +237,8 @@ class Gpu(TorchDispatchMode):
         indexed = name in ("index", "index_put_")
         if indexed:  # that indices come from here is allowed
             args = (args[0], [x if x is None or isinstance(x, OnGpu) else OnGpu(x.cpu().clone()) for x in args[1]], *args[2:])
+        if name.endswith("_like") and not isinstance(args[0], OnGpu):  # its shape is what is asked for
+            args = (OnGpu(args[0]), *args[1:])
         inner_args, inner_kwargs = tree_map(self._inner, (args, kwargs))
         there = torch.device(kwargs["device"]).type != "cpu" if kwargs.get("device") else True
         if "device" in kwargs:

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from manyhands.actor import Actor
-from manyhands.build import Custom, make_learner
+from manyhands.build import Custom, Meeting, make_learner
 from manyhands.config import load_recipe
+from manyhands.hosts.process import SharedBlock
 from manyhands.nets.flat import flatten
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp
@@ -74,12 +75,15 @@ REPLAYING = ["pong-dqn-512", "pong-categorical-2048", "pong-rainbow-512"]
 
 
 def small(name, **changes):
-    """A recipe on a GPU with little to do. A fourth word after a recipe's name is a way of using it."""
-    changes = {"device": "cuda", "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0}, **changes}
+    """A recipe, or a way of using one, on a GPU with little to do. The schedules go down quickly."""
+    changes = {"device": "cuda", "total_steps": 400, "sampler": {"num_envs": 4, "horizon": 8, "decorrelate_steps": 0}, **changes}
     if name in REPLAYING:
         changes["memory"] = {"capacity": 2000, "batch": 16, "warmup_steps": 64}
+    elif name == "remembered elsewhere":
+        name, changes["memory"] = "pong-rainbow-512", {"capacity": 2000, "batch": 16, "warmup_steps": 64, "device": "cpu"}
     elif name == "overlapped":
         name, changes["memory"] = "pong-ppo", {"epochs": 2, "minibatches": 3, "overlap": True}  # of two sizes
+        changes["algorithm"] = {"clip": 0.05, "clip_anneal": True}
     elif name == "pong-ga3c":
         changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
     return load_recipe(name, changes)
@@ -98,7 +102,7 @@ def trained(recipe, updates):
 
 
 @GPU
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", *REPLAYING])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", *REPLAYING, "remembered elsewhere"])
 def test_captured_training_equals_training_kernel_by_kernel(name):
     """Three updates: longer, rounding changes an action, and with it everything that follows."""
     clock, captured, metrics = trained(small(name), 3)
@@ -125,9 +129,14 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 @GPU
 @SOFTWARE
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", *REPLAYING])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "pong-appo", *REPLAYING])
 def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
-    learner = make_learner(small(name), Custom())
+    recipe = small(name)
+    shared = name == "pong-appo"
+    blocks = [SharedBlock(), SharedBlock()] if shared else []
+    learner = make_learner(recipe, Custom(), meeting=Meeting(tuple(block.fd for block in blocks)))
+    if shared:
+        learner.store.load(learner.store.initial_state())
     try:
         rollouts = (item for item in learner.run() if item is not None)
         while learner.clock.updates < 8:  # by now everything is captured
@@ -135,8 +144,10 @@ def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
         before, updates = gpu.waits, learner.clock.updates
         for _ in range(5):
             next(rollouts)
-        assert learner.clock.updates > updates
-        assert gpu.waits - before == 5 * 8 * 2  # slots, groups
+        updates = learner.clock.updates - updates
+        acts = 5 * 8 * (1 if name == "pong-ga3c" else 2)  # slots, groups
+        chunks = (updates + 5) * 3 if shared else 0  # a shared store may keep its locks no longer, also when it is read
+        assert updates >= 5 and gpu.waits - before == acts + chunks
     finally:
         learner.close()
 

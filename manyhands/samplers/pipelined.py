@@ -123,7 +123,7 @@ class PipelinedSampler:
         self._pieces_open[name].numpy()[at, who] = value  # a tenth of what a torch assignment costs
 
     def _enqueue(self, full: Tensor) -> None:
-        there = full.to(self._device)
+        there = full.to(self._device, non_blocking=True)
         finished = {
             name: x.index_select(1, there if x.device.type == self._device.type else full)
             for name, x in self._pieces_open.items()

@@ -204,16 +204,10 @@ class SharedStore:
         return self.clock
 
     def step(self, info: GradientInfo) -> Receipt:
-        norm = self._admit()
         rate = self.rule.rate(info.samples, int(self._central.steps[0]) / self.total_steps)
-        if norm is None:
+        norm = self._judge()[0] if self._captures else self._gate.admit(self.clock.updates)
+        if norm is None or not self._apply(rate):
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
-        if not self._config.lock:
-            self._moved_on(self._apply_in_place(rate), 1)
-        elif self._merge is None:
-            self._moved_on(self._apply_locked(rate), 1)
-        else:
-            self._apply_later(self._merge, rate)
         wait, self._waited = self.locks.seconds - self._waited, self.locks.seconds
         metrics = {"gradient_norm": norm, "learning_rate": rate, "lock_wait_ms": 1e3 * wait}
         if self._unmerged == 0:
@@ -221,13 +215,16 @@ class SharedStore:
         self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
         return Receipt(self.clock, applied=True, metrics=metrics)
 
-    def _admit(self) -> Tensor | None:
-        if not self._captures:
-            return self._gate.admit(self.clock.updates)
-        norm, _ = self._judge()
-        self._wait_for_gpu()  # nothing is locked yet
-        self._gate.check(self.clock.updates)
-        return norm if self._gate.passed else None
+    def _apply(self, rate: float) -> bool:
+        if self._merge is not None:
+            self._apply_later(self._merge, rate)
+            return True
+        found = self._apply_locked(rate) if self._config.lock else self._apply_in_place(rate)
+        if found is None:
+            self._base = self._pull_all()  # ours were spoilt
+            return False
+        self._moved_on(found, 1)
+        return True
 
     def _moved_on(self, found: int, updates: int) -> None:
         """Our updates were added to a central copy that had seen `found` of them."""
@@ -235,8 +232,9 @@ class SharedStore:
         self._staleness[self._last_staleness] += updates
         self._base = found + updates
 
-    def _apply_locked(self, rate: float) -> int:
-        """Chunk by chunk; returns how many updates chunk 0 had seen before."""
+    def _apply_locked(self, rate: float) -> int | None:
+        """Chunk by chunk; returns how many updates chunk 0 had seen before, or None where the gradient turns out not to be
+        finite: the wait for the first chunk is also the one for the judge."""
         found = 0
         if self._captures:
             self._rate.fill_(rate)
@@ -247,6 +245,11 @@ class SharedStore:
                     self._exchange(number)()
                 else:
                     self._advance(number, shard, rate)
+                self._wait_for_gpu()
+                if self._captures and number == 0:
+                    self._gate.check(self.clock.updates)
+                    if not self._gate.passed:
+                        return None
                 self._publish(number, updates + 1)
             found = updates if number == 0 else found
         return found
@@ -298,6 +301,7 @@ class SharedStore:
                 updates = self._pull(number, shard)
                 merge.add(piece, shard, n)
                 self._put(number, {"parameters": shard.parameters, **shard.memory})
+                self._wait_for_gpu()
                 self._publish(number, updates + n)
             found = updates if number == 0 else found
         merge.begin()
@@ -335,8 +339,7 @@ class SharedStore:
             tensor.copy_(values[name], non_blocking=True)
 
     def _publish(self, number: int, updates: int) -> None:
-        """What was put there is the valid one now."""
-        self._wait_for_gpu()
+        """What was put there is the valid one now; it must have arrived."""
         self._central.updates[self._central.place(number, 1), number] = updates
         self._central.flips[number] += 1
 
@@ -379,6 +382,7 @@ class SharedStore:
             for name, x in state["optimiser"].items():
                 values[name] = x[piece] if name in self._central.vectors else x[number]
             self._put(number, values)
+            self._wait_for_gpu()
             self._publish(number, state["chunk_updates"][number])
         self._central.steps[0] = state["steps"]
 

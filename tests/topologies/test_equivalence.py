@@ -155,9 +155,10 @@ def test_a_shared_store_works_on_a_gpu(rule, config):
     stream = [(x.cuda(), y.cuda()) for x, y in batches()]
     store = shared_store(model, rule, **config)
     parameters = learn(model, store, stream)
+    state = store.state()  # what others would see now: nobody has waited for the GPU
     torch.testing.assert_close(parameters.cpu(), local(rule), rtol=1e-4, atol=1e-5)
-    assert store.state()["updates"] == UPDATES
-    torch.testing.assert_close(store.state()["parameters"], parameters.cpu(), rtol=0, atol=0)
+    assert state["updates"] == UPDATES
+    torch.testing.assert_close(state["parameters"], parameters.cpu(), rtol=0, atol=0)
     model.gradient.fill_(float("nan"))
     assert not store.step(GradientInfo(UPDATES, 1)).applied and store.refused == 1
     assert torch.equal(model.parameters, parameters) and store.state()["updates"] == UPDATES
