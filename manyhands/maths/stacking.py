@@ -25,6 +25,26 @@ def stacked_last(frames: Tensor, first: Tensor, rows: Tensor, stack: int) -> Ten
     return torch.stack(planes.movedim(2, -1).unbind(), -2).flatten(-2).movedim(-1, 1)
 
 
+def room_for_frames(slots: int, simulators: int, frame: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, [L, B, C, ...]; behind them in memory lies one frame more, which stays empty."""
+    rows = slots * simulators
+    return torch.zeros(rows + 1, *frame, dtype=dtype, device=device)[:rows].view(slots, simulators, *frame)
+
+
+def rows_of_stacks(newest: np.ndarray, shown: np.ndarray, stack: int, room: Tensor) -> np.ndarray:
+    """Where the planes of these stacks lie, [N, S], for frames_at(): whoever knows how many frames each simulator has `shown`
+    since its reset, before the newest, can say it without asking where the frames are."""
+    back = np.arange(stack - 1, -1, -1)
+    return np.where(back <= shown[:, None], newest[:, None] - back * room.shape[1], room.shape[0] * room.shape[1])
+
+
+def frames_at(room: Tensor, rows: Tensor, stack: int) -> Tensor:
+    """The stacks [N, S * C, ...] of the rows [N * S], by one gathering: nothing is left to mask."""
+    slots, simulators, *frame = room.shape
+    flat = _words(room.as_strided((slots * simulators + 1, 1, *frame), (room.stride(1), room.stride(1), *room.stride()[2:])))
+    return flat.index_select(0, rows).view(room.dtype).unflatten(1, frame).unflatten(0, (-1, stack)).flatten(1, 2)
+
+
 def _back(frames: Tensor, stack: int) -> Tensor:
     """How many rows before the newest frame each plane of its stack lies."""
     return torch.arange(stack - 1, -1, -1, device=frames.device) * frames.shape[1]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from manyhands.graphs import on
 from manyhands.maths import random
-from manyhands.maths.stacking import push, stacked
+from manyhands.maths.stacking import push, room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.noise import Noise
 from manyhands.samplers.serving import Serving
@@ -70,6 +70,7 @@ class LockstepSampler:
         self._ids = self._simulators + seat.rank * self.num_envs  # among those of all learners
         self._slot = seat.life * LIFE_SLOTS  # slots since the run began, the same for all simulators
         self._life = seat.life * LIVES  # how often the simulators were started anew by a resume
+        self._shown = np.zeros(self.num_envs, np.int64)  # frames of each since its reset, before the newest
         self._tracker = EpisodeTracker(self.num_envs)
         self._buffers = [_Buffer(self, groups[0]) for _ in range(2)]
         self._started = False
@@ -120,7 +121,8 @@ class LockstepSampler:
             yield self._finish(buffer, policy.version)
 
     def _serving(self, policy: Policy, buffer: _Buffer, columns: slice) -> Serving:
-        return Serving(policy, buffer.memory, columns.stop - columns.start, self.spec, self.epsilon, self._capture)
+        n = columns.stop - columns.start
+        return Serving(policy, buffer.memory, n, self.spec, self.epsilon, self._shown, self._capture)
 
     def _act(self, policy: Policy, g: int, buffer: _Buffer, t: int, noise: Tensor) -> None:
         begin, columns = time.perf_counter(), self._columns[g]
@@ -218,6 +220,8 @@ class LockstepSampler:
             group.load(state["groups"][str(i)])
         self._tracker.load(state["tracker"])
         self._buffers[-1].load_tail(state["tail"])
+        first = state["tail"]["first"].cpu().numpy()[::-1]
+        self._shown[:] = np.where(first.any(0), first.argmax(0), self._history)
         self._started = True
 
     def close(self) -> None:
@@ -233,7 +237,7 @@ class _Buffer:
         spec, device = sampler.spec, sampler._device
         self.side = torch.device(getattr(group, "device", "cpu"))
         self._history, self._horizon = H, T
-        self.obs = torch.zeros(H + T + 1, B, *spec.frame, dtype=getattr(torch, spec.dtype), device=device)
+        self.obs = room_for_frames(H + T + 1, B, spec.frame, getattr(torch, spec.dtype), device)
         self.first = torch.zeros(H + T + 1, B, dtype=torch.bool, device=device)
         self.first_side = self.first if self.side == device else torch.zeros_like(self.first, device=self.side)
         self.action = torch.zeros(T, B, dtype=torch.int64, device=device)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from manyhands.maths import random
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.lockstep import LIVES
 from manyhands.samplers.noise import Noise
@@ -59,8 +59,9 @@ class PipelinedSampler:
         T, B, H = self._T, self.num_envs, self._H
         self._t = np.full(B, -1)  # slots of each piece so far; -1: not even reset
         self._slots = np.zeros(B, np.int64)  # of each simulator, since it was started
+        self._shown = np.zeros(B, np.int64)  # frames of each since its reset, before the newest
         self._pieces_open: dict[str, Tensor] = {
-            "obs": torch.zeros(H + T + 1, B, *self.spec.frame, dtype=getattr(torch, self.spec.dtype), device=device),
+            "obs": room_for_frames(H + T + 1, B, self.spec.frame, getattr(torch, self.spec.dtype), device),
             "first": torch.zeros(H + T + 1, B, dtype=torch.bool, device=device),
             "action": torch.zeros(T, B, dtype=torch.int64, device=device),
             "version": torch.zeros(T, B, dtype=torch.int64),
@@ -154,7 +155,7 @@ class PipelinedSampler:
         """For so many simulators at once."""
         if n not in self._servings:
             assert self._policy is not None
-            self._servings[n] = Serving(self._policy, self._pieces_open, n, self.spec, self.epsilon, self._capture)
+            self._servings[n] = Serving(self._policy, self._pieces_open, n, self.spec, self.epsilon, self._shown, self._capture)
         return self._servings[n]
 
     def _rollout(self) -> Rollout:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from manyhands.graphs import Captured
-from manyhands.maths.stacking import stacked
+from manyhands.maths.stacking import frames_at, rows_of_stacks
 from manyhands.types import EnvSpec, Policy
 
 
 class Serving:
     """Serves n simulators at a time, out of and into a sampler's memory: obs and first [H+T+1, B, ...], action and what else
-    act() gives [T, B, ...]."""
+    act() gives [T, B, ...]. shown [B], of all that serve the same simulators: how many frames each has shown since its reset,
+    before the newest."""
 
     def __init__(
         self,
@@ -28,14 +29,15 @@ class Serving:
         n: int,
         spec: EnvSpec,
         epsilon: Tensor,
+        shown: np.ndarray,
         capture: bool = True,
     ) -> None:
         device = memory["obs"].device
-        self._policy, self._memory, self._spec, self._epsilon = policy, memory, spec, epsilon
+        self._policy, self._memory, self._stack, self._epsilon, self._shown = policy, memory, spec.stack, epsilon, shown
         # What travels waits in page-locked memory: from there a copy needs nobody's attention.
         self._frames = _Mail((n, *spec.frame), getattr(torch, spec.dtype), device)
         self._put_at = _Mail((3, n), torch.int64, device)
-        self._act_at = _Mail((4, n), torch.int64, device)
+        self._act_at = _Mail((self._stack + 3, n), torch.int64, device)
         self._actions = _Mail((n,), torch.int64, device)
         self._put = Captured(self._keep, device, capture)
         self._act = Captured(self._choose, device, capture)
@@ -46,6 +48,7 @@ class Serving:
         self._frames.here[...] = obs
         self._put_at.write(at, who, first)
         self._put()
+        self._shown[who] = np.where(first, 0, self._shown[who] + 1)
 
     def _keep(self) -> None:
         rows, columns, begins = self._put_at.send()
@@ -54,8 +57,10 @@ class Serving:
 
     def act(self, slot: np.ndarray | int, who: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions for the simulators `who` in that slot of the memory. noise: two float32 for each, which travel as one word."""
-        newest = (slot + self._spec.stack - 1) * self._memory["obs"].shape[1] + who
-        self._act_at.write(newest, slot, who, noise.view(np.int64)[:, 0])
+        room = self._memory["obs"]
+        newest = (slot + self._stack - 1) * room.shape[1] + who
+        rows = rows_of_stacks(newest, self._shown[who], self._stack, room)  # [n, S]
+        self._act_at.write(*rows.reshape(-1, len(who)), slot, who, noise.view(np.int64)[:, 0])
         self._act()
         if self._arrived is not None:
             self._arrived.record()
@@ -63,9 +68,9 @@ class Serving:
         return self._actions.here.copy()  # simulators may read it later than the next call
 
     def _choose(self) -> None:
-        newest, slot, who, words = self._act_at.send()
-        memory = self._memory
-        seen = stacked(memory["obs"], memory["first"], newest, self._spec.stack)
+        sent, memory = self._act_at.send(), self._memory
+        rows, (slot, who, words) = sent[:-3].flatten(), sent[-3:]
+        seen = frames_at(memory["obs"], rows, self._stack)
         noise = words.view(torch.float32).unflatten(0, (-1, 2))
         action, extras = self._policy.act(seen, self._epsilon[who], noise)
         for name, value in {"action": action, **extras}.items():

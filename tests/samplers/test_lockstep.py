@@ -15,7 +15,7 @@ from manyhands.envs.snake import SnakeEnv, SnakeGroup
 from manyhands.maths.stacking import rollout_stacks, stacked
 from manyhands.samplers.lockstep import LockstepSampler
 from tests.conftest import Corridor, FixedPolicy
-from tests.gpu import DEVICES
+from tests.gpu import DEVICES, GPU
 
 CPU = torch.device("cpu")
 
@@ -72,9 +72,9 @@ def test_the_rollouts_end_bootstraps_and_the_next_goes_on():
     assert two.obs[:, 0, 0].tolist() == [2, 3, 4]
 
 
-def snake_sampler(sizes, overlap=True, decorrelate=0, **options):
+def snake_sampler(sizes, overlap=True, decorrelate=0, device="cpu", **options):
     groups = [SnakeGroup(SnakeEnv(board=5, patience=20, stack=3), n) for n in sizes]
-    return LockstepSampler(groups, 16, 0.99, 3, CPU, overlap=overlap, decorrelate_steps=decorrelate, **options)
+    return LockstepSampler(groups, 16, 0.99, 3, torch.device(device), overlap=overlap, decorrelate_steps=decorrelate, **options)
 
 
 @pytest.mark.parametrize(("sizes", "overlap"), [([1] * 5, False), ([3, 2], True), ([1] * 5, True)])
@@ -203,15 +203,26 @@ def test_decorrelation_starts_games_at_different_points():
     assert len(positions.unique()) > 20 and r.episodes == []
 
 
-def test_state_continues_bit_for_bit():
-    one, two = snake_sampler([3, 2]), snake_sampler([3, 2])
-    policy = FixedPolicy(4)
+class Summing(FixedPolicy):
+    """Its value says what it saw, all of it."""
+
+    def act(self, obs, epsilon, noise):
+        action, extras = super().act(obs, epsilon, noise)
+        pixels = torch.arange(obs[0].numel(), device=obs.device).remainder(251)
+        return action, {**extras, "value": (obs.flatten(1).long() * pixels).sum(1)}
+
+
+@pytest.mark.parametrize(("device", "far"), [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=GPU)])
+def test_state_continues_bit_for_bit(device, far):
+    one, two = (snake_sampler([3, 2], device=device) for _ in range(2))
+    for buffer in (*one._buffers, *two._buffers):
+        buffer.far = far
+    policy = Summing(4)
     source = (item for item in one.run(policy) if item is not None)
     for _ in range(3):
         next(source)
-    state = one.state()
-    two.load(state)
+    two.load(one.state())
     for a, b in zip(source, rollouts(two, policy, 3), strict=False):
         for name in ("obs", "first", "action", "reward", "cut"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
-        assert a.episodes == b.episodes
+        assert torch.equal(a.extras["value"], b.extras["value"]) and a.episodes == b.episodes
