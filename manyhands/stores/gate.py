@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,9 +49,10 @@ class Gate:
         """The same without waiting for the device: the norm, and whether the gradient may be applied. check() has to follow
         now and then; after the device was waited for, `passed` says it too."""
         norm = length(self._gradient)
-        finite = norm.isfinite()
-        self.counts += ~finite
-        self.counts[1] *= ~finite
+        finite = norm < math.inf  # nor is it NaN: one kernel instead of four
+        failed = ~finite
+        self.counts += failed
+        self.counts[1].mul_(failed)
         self._told.copy_(self.counts, non_blocking=True)
         self._clip(norm)
         return norm, finite
