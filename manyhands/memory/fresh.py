@@ -57,19 +57,21 @@ class FreshMemory:
         self._passed = self._taken = 0  # pauses and batches, of this rollout
         self._rollouts = 0
         self._next: Rollout | None = None
+        self._drained = False  # nothing is left of the one before it
         self._batches: Iterator[PolicyBatch] = iter(())
 
     def add(self, rollout: Rollout) -> None:
-        self._next = rollout
+        self._next, self._drained = rollout, False
         if not self._pauses:
             self._begin()
 
     def next(self) -> PolicyBatch | None:
-        if self._next is not None:  # what is left of the one before
-            batch = next(self._batches, None)
-            if batch is None:
-                self._begin()
-            return batch
+        if self._next is not None:
+            if not self._drained:  # what is left of the one before
+                batch = next(self._batches, None)
+                self._drained = batch is None
+                return batch
+            self._begin()  # not before the first pause: until then the simulators have nothing to do
         if self._pauses and self._taken * self._pauses >= self._epochs * self._minibatches * (self._passed + 1):
             self._passed += 1
             return None
