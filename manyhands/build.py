@@ -30,9 +30,10 @@ from manyhands.samplers.idle import IdleSampler
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.local import LocalStore
 from manyhands.stores.servers import ServersConfig, ServersStore
-from manyhands.stores.shared import SharedConfig, SharedStore
+from manyhands.stores.shared import SharedStore
 from manyhands.types import Algorithm, Clock, EnvGroup, EnvSpec, Memory, PartialGroup, Places, Sampler, Seat, Store, UsageError
 
 ATARI_TIMEOUT_S, ATARI_RESTARTS = 60.0, 10  # of emulators in processes of their own

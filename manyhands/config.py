@@ -31,10 +31,10 @@ from manyhands.memory.replay import ReplayConfig
 from manyhands.nets.torsos import TORSOS
 from manyhands.samplers.exploration import Exploration
 from manyhands.stores.allreduce import AllReduceConfig
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.local import LocalConfig
 from manyhands.stores.rules import AdaGrad, Adam, RMSProp
 from manyhands.stores.servers import ServersConfig
-from manyhands.stores.shared import SharedConfig
 from manyhands.types import UsageError
 
 # Sections of which there are several kinds, told apart by their `name`; the first is the default.

@@ -25,8 +25,8 @@ from manyhands.judge import Judge
 from manyhands.keeper import Keeper
 from manyhands.learner import MetricSums
 from manyhands.machine import cores
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.servers import ServersConfig
-from manyhands.stores.shared import SharedConfig
 from manyhands.types import Clock, EnvSpec, Episode, Future, Handle, Host, Progress, RunError, Seat, Store
 
 START_TIMEOUT_S = 600.0  # imports, hundreds of emulators

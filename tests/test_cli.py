@@ -243,8 +243,8 @@ def test_a_run_from_end_to_end(tmp_path):
 def test_kinds_are_chosen_by_name():
     from manyhands.config import load_recipe
     from manyhands.flags import override
+    from manyhands.stores.chunks import SharedConfig
     from manyhands.stores.rules import RMSProp
-    from manyhands.stores.shared import SharedConfig
 
     words = [
         "--store.name",

@@ -15,9 +15,9 @@ from manyhands.hosts.process import ChildError, ChildLost, ProcessHost
 from manyhands.memory.replay import ReplayConfig
 from manyhands.plan import meetings
 from manyhands.plan.model import Costs, Measured
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.local import LocalConfig
 from manyhands.stores.servers import ServersConfig
-from manyhands.stores.shared import SharedConfig
 from manyhands.types import RunError
 
 SECONDS = 4.0  # of each number of threads

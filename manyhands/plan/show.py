@@ -9,8 +9,8 @@ from manyhands.config import Recipe
 from manyhands.plan.model import Machines, Measured, Topology, closed_form
 from manyhands.plan.simulation import simulate
 from manyhands.stores.allreduce import AllReduceConfig
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.servers import ServersConfig
-from manyhands.stores.shared import SharedConfig
 from manyhands.types import UsageError
 
 LARGER = 4  # times as large batches, for comparison

@@ -9,9 +9,10 @@ import torch
 from manyhands.hosts.process import ProcessHost, SharedBlock
 from manyhands.nets.flat import Model, flatten
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp, Rule
-from manyhands.stores.shared import SharedConfig, SharedStore
+from manyhands.stores.shared import SharedStore
 from manyhands.types import GradientInfo, Seat
 from tests.gpu import GPU
 

@@ -11,9 +11,10 @@ import torch
 
 from manyhands.hosts.process import ChildLost, ProcessHost, SharedBlock
 from manyhands.nets.flat import flatten
+from manyhands.stores.chunks import SharedConfig
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import RMSProp
-from manyhands.stores.shared import SharedConfig, SharedStore
+from manyhands.stores.shared import SharedStore
 from manyhands.types import GradientInfo
 
 SIZE, CHUNKS = 50_000, 3
