@@ -49,7 +49,7 @@ KINDS: dict[str, dict[str, type]] = {
 @dataclass(frozen=True)
 class NetworkConfig:
     torso: str = "nature"
-    """nature, nips, snake, cells, ba3c (images) or mlp (vectors)."""
+    """nature, nips, impala (residual), snake, cells, ba3c (images) or mlp (vectors)."""
     hidden: tuple[int, ...] = ()
     """Sizes of the fully connected layers; empty: the torso's own."""
     init: Literal["orthogonal", "torch"] = "orthogonal"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -61,5 +62,17 @@ class Captured:
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             # Other threads, such as a watchdog of the communication, may go on with what they do.
-            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+            with no_collection(), torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
                 self._result = self._function()
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """An older graph that is found to be garbage and destroyed while another is captured would end the process."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

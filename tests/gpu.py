@@ -152,6 +152,9 @@ class Graph:
         for work in self.works:
             Gpu.there.launch(work)
 
+    def __del__(self) -> None:
+        Gpu.there.spoilt |= Gpu.there.recording is not None  # the process would be ended
+
 
 def sleep() -> None:
     """In a queue: nobody gets past it who does not have to."""
@@ -166,6 +169,7 @@ class Gpu(TorchDispatchMode):
         self.streams: list[Stream] = []
         self.current = self.default = Stream()
         self.recording: Graph | None = None
+        self.spoilt = False  # a graph was destroyed while another was recorded
         self.made: list[Tensor] = []  # by what is being recorded
         self.waits = 0  # how often somebody waited for the GPU
         self.pinned: dict[int, tuple[int, Any]] = {}  # begin -> end, and what must not be freed

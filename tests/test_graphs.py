@@ -1,11 +1,14 @@
 """What is captured on a GPU is what runs kernel by kernel; here, that the captured form of an update is the ordinary one."""
 
+import gc
+
 import pytest
 import torch
 
 from manyhands.actor import Actor
 from manyhands.build import Custom, Meeting, make_learner
 from manyhands.config import load_recipe
+from manyhands.graphs import Captured
 from manyhands.hosts.process import SharedBlock
 from manyhands.nets.flat import flatten
 from manyhands.stores.local import LocalStore
@@ -111,6 +114,37 @@ def test_captured_training_equals_training_kernel_by_kernel(name):
     # Where a gradient is next to nothing Adam steps by its sign, which rounding decides. An update left out would be a third.
     assert (captured - eager).norm() < 0.15 * eager.norm()
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=0.02, abs=1e-3)
+
+
+@GPU
+def test_no_garbage_is_collected_while_a_graph_is_captured(gpu):
+    """Where an older graph is among it, CUDA ends the process."""
+    device = torch.device("cuda")
+    x, calls = torch.zeros(3, device=device), []
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000)
+    old = Captured(lambda: x.add_(1), device)
+    old()
+    kept = [(old, circle := [])]
+    circle.append(kept[0])
+    del old, circle
+
+    def wasteful():
+        calls.append(0)
+        if len(calls) == 3:  # this is the call that is captured
+            kept.clear()
+            gc.set_threshold(10)
+        for _ in range(100):
+            circle = []
+            circle.append(circle)
+        return x.add_(1)
+
+    try:
+        Captured(wasteful, device)()
+    finally:
+        gc.set_threshold(*before)
+    assert len(calls) == 3 and (gpu is None or not gpu.spoilt)
+    assert x.tolist() == [6, 6, 6]
 
 
 @GPU

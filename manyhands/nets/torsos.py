@@ -160,6 +160,42 @@ def cells(spec: EnvSpec, hidden: Sequence[int]) -> nn.Module:
     return ConvTorso(spec, [(16, 2, 2), (32, 3, 2)], hidden[0], later_padding=-1, first=LevelConv)
 
 
+class Residual(nn.Module):
+    """Two convolutions around which the input goes as well."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(F.relu(x)), inplace=True))
+
+    def orthogonal_gains(self) -> dict[nn.Module, float]:
+        """At first each block changes little: six of them would double what goes through again and again."""
+        return {self.second: 0.5}
+
+
+class Impala(nn.Module):
+    """Espeholt et al. 2018, the deep one: three times a convolution, a pooling that halves, and two residual blocks."""
+
+    def __init__(self, spec: EnvSpec, hidden: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = spec.obs[0]
+        for i, out in enumerate((16, 32, 32)):
+            layers.append((nn.Conv2d if i else PixelConv)(channels, out, 3, padding=1))
+            layers += [nn.MaxPool2d(3, 2, padding=1), Residual(out), Residual(out)]
+            channels = out
+        self.convs = nn.Sequential(*layers, nn.ReLU(inplace=True))
+        with torch.no_grad():
+            shape = self.convs(torch.zeros(1, *spec.obs, dtype=torch.uint8)).shape
+        self.hidden = Wide(math.prod(shape[1:]), hidden[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.convs(x).permute(0, 2, 3, 1).flatten(1)  # channels stay last: in that memory layout this is free
+        return F.relu(self.hidden(x), inplace=True)
+
+
 class MLP(nn.Module):
     def __init__(self, spec: EnvSpec, hidden: Sequence[int]) -> None:
         super().__init__()
@@ -184,6 +220,7 @@ TORSOS: dict[str, tuple[Callable[[EnvSpec, Sequence[int]], nn.Module], bool, tup
     "snake": (snake, True, (512,)),
     "ba3c": (ba3c, True, (128,)),
     "cells": (cells, True, (256,)),
+    "impala": (Impala, True, (256,)),
     "mlp": (MLP, False, (64, 64)),
 }
 

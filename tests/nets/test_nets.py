@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from manyhands.nets import wide as wide_module
 from manyhands.nets.flat import flatten
 from manyhands.nets.heads import Network, PolicyValue, feature_count, initialise_orthogonal
-from manyhands.nets.torsos import TORSOS, make_torso
+from manyhands.nets.torsos import TORSOS, Residual, make_torso
 from manyhands.nets.wide import Wide
 from manyhands.types import EnvSpec, UsageError
 
@@ -188,3 +188,24 @@ def test_a_gradient_that_does_not_reach_a_layer_is_zero():
     with model.new_gradient():
         layer.bias.sum().backward()
     assert model.gradient.tolist() == [0.0] * 6 + [1.0, 1.0]
+
+
+def test_impala_has_the_published_layers():
+    """Espeholt et al. 2018, figure 3: 15 convolutions in three sections, which leave 11×11 of 84×84."""
+    net = network("impala", ATARI)
+    convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [16] * 5 + [32] * 10 and {m.kernel_size for m in convolutions} == {(3, 3)}
+    assert net.torso.hidden.weight.shape == (256, 32 * 11 * 11)
+    assert sum(p.numel() for p in net.torso.parameters()) == 1_089_232
+
+
+def test_a_residual_block_by_hand():
+    block = Residual(1)
+    with torch.no_grad():
+        for convolution, weight, bias in ((block.first, 2.0, -1.0), (block.second, 3.0, 0.5)):
+            convolution.weight.zero_()
+            convolution.weight[0, 0, 1, 1] = weight  # each pixel by itself
+            convolution.bias.fill_(bias)
+    x = torch.tensor([[[[-4.0, 0.25], [1.0, 2.0]]]])
+    # x + 3 relu(2 relu(x) - 1) + 0.5
+    assert block(x).tolist() == [[[[-3.5, 0.75], [4.5, 11.5]]]]
