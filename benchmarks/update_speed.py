@@ -25,7 +25,7 @@ from manyhands.stores.local import LocalStore
 from manyhands.types import EnvSpec, GradientInfo, PolicyBatch, TransitionBatch
 
 SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6, 4)
-Row = Literal["PPO-256", "PPO-1024", "A2C-320", "DQN-32", "DQN-512", "Rainbow-512", "Categorical-2048"]
+Row = Literal["PPO-256", "PPO-1024", "PPO-impala-512", "A2C-320", "DQN-32", "DQN-512", "Rainbow-512", "Categorical-2048"]
 Way = Literal["kernels", "captured", "compiled", "compiled+captured"]
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -33,6 +33,7 @@ Precision = Literal["float32", "tf32", "bf16"]
 ROWS: dict[Row, tuple[str, str, int]] = {
     "PPO-256": ("pong-fast", "nature", 256),
     "PPO-1024": ("pong-ppo", "nips", 1024),
+    "PPO-impala-512": ("breakout-fast", "impala", 512),
     "A2C-320": ("pong-a2c", "nips", 320),
     "DQN-32": ("pong-dqn", "nature", 32),
     "DQN-512": ("pong-dqn-512", "nature", 512),

@@ -53,7 +53,8 @@ class Learner:
         self.clock = Clock()
         self.sums = MetricSums()
         self.learn_seconds = 0.0
-        self.learning = True  # False: rollouts are sampled and forgotten, to see how fast that alone is
+        # False: rollouts are sampled and forgotten, to see how fast that alone is. What is learned afterwards is of no use.
+        self.learning = True
 
     def run(self) -> Iterator[Rollout | None]:
         """None between sends and updates, of interest to a stop in a hurry; a rollout when it has been added."""
@@ -130,6 +131,8 @@ class Learner:
 
     def state(self, mid_rollout: bool = False) -> dict:
         """Without the store's, which may be everybody's."""
+        if mid_rollout:  # what was begun is given up: to finish it may take others, who have stopped elsewhere
+            self._begun = None
         self._finish_update()
         return {
             "sampler": self.sampler.state(mid_rollout),

@@ -49,6 +49,7 @@ class SharedStore:
         self._exchanges: dict[tuple[int, int], Captured] = {}  # by chunk and place
         self._rate = torch.zeros((), device=model.parameters.device)
         self._judge = Captured(self._gate.judge, self._rate.device, changes=(model.gradient, self._gate.counts))
+        self._computed = torch.cuda.Event() if self._captures else None  # the gradient
         self._unmerged = 0  # local updates since the last synchronisation
         self._base = 0  # the version read last
         self._waited = 0.0  # for locks, before the last update
@@ -71,7 +72,7 @@ class SharedStore:
 
     def step(self, info: GradientInfo) -> Receipt:
         rate = self.rule.rate(info.samples, int(self._central.steps[0]) / self.total_steps)
-        norm = self._judge()[0] if self._captures else self._gate.admit(self.clock.updates)
+        norm = self._gate.admit(self.clock.updates) if self._computed is None else self._judged(self._computed)
         if norm is None or not self._apply(rate):
             return Receipt(self.clock, applied=False, metrics={"learning_rate": rate})
         wait, self._waited = self.locks.seconds - self._waited, self.locks.seconds
@@ -80,6 +81,14 @@ class SharedStore:
             metrics["staleness"] = float(self._last_staleness)
         self.clock = Clock(self._base + self._unmerged, int(self._central.steps[0]))
         return Receipt(self.clock, applied=True, metrics=metrics)
+
+    def _judged(self, computed: torch.cuda.Event) -> Tensor:
+        """The gradient is waited for here, if it is not there yet: others need not wait for it, as they would under a lock."""
+        computed.record()
+        norm = self._judge()[0]
+        if not computed.query():
+            computed.synchronize()
+        return norm
 
     def _apply(self, rate: float) -> bool:
         if self._merge is not None:
