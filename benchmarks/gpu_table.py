@@ -10,13 +10,17 @@ Multi-Process Service first (nvidia-cuda-mps-control -d); a row says whether it 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
+
+from manyhands import machine
 
 STEPS = 50_000_000
 WARM = ["--memory.warmup-steps", "5000"]  # updates begin early: the rate with them is what is asked for
@@ -97,6 +101,10 @@ def chosen(names: list[str]) -> list[str]:
 
 def main(options: Options) -> int:
     rows = chosen(options.only)
+    if not 0 < options.seconds < math.inf:
+        sys.exit(f"--seconds {options.seconds:g}: must be a positive number")
+    if not torch.cuda.is_available():
+        print("there is no GPU: these are a CPU's figures", file=sys.stderr)
     if options.out and not options.out.parent.is_dir():
         sys.exit(f"--out {options.out}: no folder {options.out.parent}")
     results: dict[str, dict[str, Any]] = {}
@@ -110,13 +118,16 @@ def main(options: Options) -> int:
                 options.out.write_text("\n".join(lines) + "\n")
             if not options.json:
                 print("\n".join(lines[-2:] if len(lines) == 2 else lines[-1:]), flush=True)
-    if options.json:
-        print(json.dumps(results))
+    m = machine.describe()
+    lines.append(f"\n(on {m['cpu']}, {m['cores']} cores, {m['gpu'] or 'no GPU'}, torch {m['torch']})")
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
+    print(json.dumps({**results, "machine": m}) if options.json else lines[-1])
     return int(any("error" in row for of_game in results.values() for row in of_game.values()))
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,))))
+        sys.exit(main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__)))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -9,6 +9,7 @@ On a CPU there are neither graphs nor other precisions; what is left is compared
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
@@ -22,7 +23,7 @@ from manyhands.config import Recipe, load_recipe
 from manyhands.gradient import CapturedGradient, Gradient
 from manyhands.learner import Target
 from manyhands.stores.local import LocalStore
-from manyhands.types import EnvSpec, GradientInfo, PolicyBatch, TransitionBatch
+from manyhands.types import EnvSpec, GradientInfo, PolicyBatch, TransitionBatch, UsageError
 
 SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6, 4)
 Row = Literal["PPO-256", "PPO-1024", "PPO-impala-512", "A2C-320", "DQN-32", "DQN-512", "Rainbow-512", "Categorical-2048"]
@@ -95,10 +96,20 @@ def measure(name: Row, precision: Precision, way: Way, repeats: int, device: tor
 
 
 def main(options: Options) -> None:
-    device = find_device(options.device)
+    try:
+        device = find_device(options.device)
+    except UsageError as error:
+        sys.exit(str(error))
+    if options.repeats < 1:
+        sys.exit(f"--repeats {options.repeats}: must be at least 1")
     on_gpu = device.type == "cuda"
     ways = [way for way in options.ways if on_gpu or "captured" not in way]
     precisions = [name for name in options.precisions if on_gpu or name == "float32"]
+    left_out = sorted({*options.ways, *options.precisions} - {*ways, *precisions})
+    if left_out:
+        print(f"on {device} there is no {', '.join(left_out)}", file=sys.stderr)
+    if not ways or not precisions:
+        sys.exit("nothing is left to measure")
     results: dict[str, dict[str, dict[str, float]]] = {}
     if not options.json:
         print(f"{'ms an update':<18} {'':<9}" + "".join(f"{way:>19}" for way in ways))
@@ -113,4 +124,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__))

@@ -64,10 +64,13 @@ class Part:
         self._actions: list[torch.Tensor] = []
         while self._learner.clock.updates == 0:  # what is captured is captured then
             next(self._rollouts)
+        begin = time.perf_counter()
         next(self._rollouts)
+        self._rollout_s = time.perf_counter() - begin
 
-    def ready(self) -> None:
-        """Who answers is there, and warm."""
+    def ready(self) -> float:
+        """Who answers is there, and warm. How long a rollout took."""
+        return self._rollout_s
 
     def turn(self, phase: Phase, seconds: float) -> Measured:
         return {"train": self._train, "sample": self._sample, "simulate": self._simulate}[phase](seconds)
@@ -119,13 +122,15 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
     random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
     say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
     with ExitStack() as stack:
-        ask = stack.enter_context(_parts(recipe, custom))
+        ask, rollout_s = stack.enter_context(_parts(recipe, custom))
         team = stack.enter_context(closing(Together(recipe, custom))) if recipe.in_processes else None
         together = f"{recipe.topology.learners} learners together and each for itself, both" if team else "training"
         say(
             f"in {TURNS} turns of each, which end with a rollout: {together} for {seconds:g} s, "
             f"sampling without learning for {short:g} s, the simulators alone for {short:g} s"
         )
+        if rollout_s > seconds / TURNS:
+            say(f"a rollout with its updates takes {rollout_s:.0f} s here: that will be about {TURNS * rollout_s:.0f} s or more")
         lengths = {"train": seconds / TURNS, "sample": short / TURNS, "simulate": short / TURNS}
         turns, teamwork = [], []
         for _ in range(TURNS):
@@ -155,8 +160,8 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
 
 
 @contextmanager
-def _parts(recipe: Recipe, custom: Custom) -> Iterator[Callable[..., list[Any]]]:
-    """Asks all of them for the same at the same time."""
+def _parts(recipe: Recipe, custom: Custom) -> Iterator[tuple[Callable[..., list[Any]], float]]:
+    """What asks all of them for the same at the same time, and how long their rollouts take."""
     ranks = recipe.actors
     host: Host = ProcessHost() if ranks > 1 else InlineHost()
     threads = max(machine.cores() // ranks, 1)
@@ -170,8 +175,7 @@ def _parts(recipe: Recipe, custom: Custom) -> Iterator[Callable[..., list[Any]]]
             raise RunError(f"the simulators of {recipe.name} could not be measured: {last}") from None
 
     try:
-        ask("ready")
-        yield ask
+        yield ask, max(ask("ready"))
     finally:
         for handle in handles:
             handle.close(time.monotonic())
@@ -260,12 +264,16 @@ def _synchronise() -> None:
         torch.cuda.synchronize()
 
 
+def _share(x: float) -> str:
+    return f"{x:.0%}" if x >= 0.1 else f"{x:.1%}"
+
+
 def show(result: dict[str, Any]) -> str:
     who = f" with {result['learners']} learners" if result["learners"] > 1 else ""
     lines = [
-        f"{result['recipe']}{who}: {result['steps_per_s']:,.0f} steps/s, {result['fraction_of_simulator']:.0%} of the "
+        f"{result['recipe']}{who}: {result['steps_per_s']:,.0f} steps/s, {_share(result['fraction_of_simulator'])} of the "
         f"simulators alone ({result['simulator_only_steps_per_s']:,.0f}); sampling without learning "
-        f"{result['sampling_only_steps_per_s']:,.0f}, {result['sampling_fraction_of_simulator']:.0%}"
+        f"{result['sampling_only_steps_per_s']:,.0f}, {_share(result['sampling_fraction_of_simulator'])}"
     ]
     if result["learners"] > 1:
         lines.append("time of a learner that trains beside the others, with a store of its own:")

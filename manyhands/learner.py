@@ -133,7 +133,7 @@ class Learner:
         """Without the store's, which may be everybody's."""
         if mid_rollout:  # what was begun is given up: to finish it may take others, who have stopped elsewhere
             self._begun = None
-        self._finish_update()
+        assert self._begun is None
         return {
             "sampler": self.sampler.state(mid_rollout),
             "memory": self.memory.state(),

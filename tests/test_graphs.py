@@ -11,9 +11,10 @@ from manyhands.config import load_recipe
 from manyhands.graphs import Captured
 from manyhands.hosts.process import SharedBlock
 from manyhands.nets.flat import flatten
+from manyhands.stores.gate import PATIENCE
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp
-from manyhands.types import GradientInfo
+from manyhands.types import GradientInfo, RunError
 from tests.gpu import DEVICES, GPU, REAL
 
 SOFTWARE = pytest.mark.skipif(REAL, reason="about the GPU in software")
@@ -34,13 +35,16 @@ def store_on(device, rule):
     return store
 
 
-def steps(store, poison=()):
+NAN, INF = float("nan"), float("inf")
+
+
+def steps(store, poison=None, count=12):
     generator = torch.Generator().manual_seed(1)
-    for i in range(12):
+    for i in range(count):
         store.count(30)
         gradient = torch.randn(40, generator=generator)
-        if i in poison:
-            gradient[3] = float("nan")
+        if i in (poison or {}):
+            gradient[3] = poison[i]
         store.model.gradient.copy_(gradient)
         receipt = store.step(GradientInfo(i, 32))
     if store.model.parameters.is_cuda:
@@ -65,13 +69,23 @@ def test_updates_without_waiting_equal_ordinary_ones(device, rule):
 def test_what_is_not_finite_is_left_out_without_waiting(device, rule):
     torch.manual_seed(0)
     reference = LocalStore(flatten(torch.nn.Linear(7, 5)), rule, 1000)
-    expected, _ = steps(reference, poison=(4, 5, 9))
+    expected, _ = steps(reference, poison={4: NAN, 5: INF, 9: -INF})
     store = store_on(device, rule)
-    found, _ = steps(store, poison=(4, 5, 9))
+    found, _ = steps(store, poison={4: NAN, 5: INF, 9: -INF})
     assert store.refused == reference.refused == 3
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     for name, tensor in reference._shard.memory.items():
         torch.testing.assert_close(store._shard.memory[name].cpu(), tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_ends_when_gradients_in_a_row_are_not_finite(device):
+    now_and_then = {i: NAN for i in range(2 * PATIENCE) if i % 4}
+    store = store_on(device, RULES[0])
+    steps(store, now_and_then, 2 * PATIENCE)
+    assert store.refused == len(now_and_then) > PATIENCE
+    with pytest.raises(RunError, match=f"{PATIENCE} gradients in a row"):
+        steps(store_on(device, RULES[0]), dict.fromkeys(range(3 * PATIENCE), INF), 3 * PATIENCE)
 
 
 REPLAYING = ["pong-dqn-512", "pong-categorical-2048", "pong-rainbow-512"]
@@ -180,11 +194,43 @@ def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
             next(rollouts)
         updates = learner.clock.updates - updates
         acts = 5 * 8 * (1 if name == "pong-ga3c" else 2)  # slots, groups
-        chunks = (updates + 5) * 3 if shared else 0  # a shared store may keep its locks no longer, also when it is read
-        gradients = range(updates + 1 if shared else 1)  # and asks for no lock before it has one
-        assert updates >= 5 and gpu.waits - before - acts - chunks in gradients
+        # A shared store waits for each gradient, and may keep its locks no longer than it needs, also when it is read.
+        theirs = updates + (updates + 5) * 3 if shared else 0
+        assert updates >= 5 and gpu.waits - before == acts + theirs
     finally:
         learner.close()
+
+
+@GPU
+def test_a_gradient_is_there_before_a_lock_is_asked_for(monkeypatch):
+    """Others would have to wait for it, too."""
+    blocks = [SharedBlock(), SharedBlock()]
+    learner = make_learner(small("pong-appo"), Custom(), meeting=Meeting(tuple(block.fd for block in blocks)))
+    store = learner.store
+    store.load(store.initial_state())
+    hold, step, asked, stepping = store.locks.hold, store.step, [], []
+
+    def look(number):
+        if stepping and number == 0:
+            asked.append(store._computed.query())
+        return hold(number)
+
+    def slowly(info):
+        torch.cuda._sleep(3_000_000)  # the gradient is late
+        stepping.append(0)
+        receipt = step(info)
+        stepping.clear()
+        return receipt
+
+    monkeypatch.setattr(store.locks, "hold", look)
+    monkeypatch.setattr(store, "step", slowly)
+    try:
+        for _ in learner.run():
+            if learner.clock.updates >= 6:
+                break
+    finally:
+        learner.close()
+    assert len(asked) >= 6 and all(asked)
 
 
 @GPU
@@ -234,6 +280,35 @@ def test_a_slow_learner_does_not_delay_whoever_acts_aside():
     actor.stream.synchronize()
     assert not busy.query()
     torch.cuda.synchronize()
+
+
+@GPU
+def test_whoever_acts_aside_explores_as_much_as_it_was_told(monkeypatch):
+    """Also where the learner's stream is busy."""
+    learner = make_learner(small("pong-dqn-512", graphs=False, exploration={"over": 150}), Custom())
+    actor, explore, told, used = learner.actor, learner._explore, [], []
+    act = actor.act
+
+    def tell(clock):
+        told.append(float(explore(clock)[0]))
+        torch.cuda._sleep(3_000_000)
+        return explore(clock)
+
+    def look(obs, epsilon, noise):
+        used.append((len(told) - 1, epsilon[0].clone()))
+        return act(obs, epsilon, noise)
+
+    monkeypatch.setattr(learner, "_explore", tell)
+    monkeypatch.setattr(actor, "act", look)
+    try:
+        for _ in learner.run():
+            if learner.clock.steps > 200:
+                break
+    finally:
+        learner.close()
+    assert len(set(told)) >= 4
+    for rollout, epsilon in used:
+        assert float(epsilon) == pytest.approx(told[rollout])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=AUTOCAST)])

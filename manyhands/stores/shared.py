@@ -86,8 +86,7 @@ class SharedStore:
         """The gradient is waited for here, if it is not there yet: others need not wait for it, as they would under a lock."""
         computed.record()
         norm = self._judge()[0]
-        if not computed.query():
-            computed.synchronize()
+        computed.synchronize()
         return norm
 
     def _apply(self, rate: float) -> bool:

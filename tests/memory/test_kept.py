@@ -46,7 +46,8 @@ class Numbered(gymnasium.Env):
         pytest.param("pong-rainbow-512", "cuda", marks=GPU),
     ],
 )
-def test_a_replay_holds_what_happened(name, device):
+def test_a_replay_holds_what_happened(name, device, monkeypatch):
+    """All of it at the end, and each batch when it is drawn: what came last is drawn before the next rollout."""
     load = {"batch": 512, "intensity": 100.0} if device == "cuda" and REAL else {"batch": 16, "intensity": 0.5}
     changes = {
         "device": device,
@@ -56,12 +57,22 @@ def test_a_replay_holds_what_happened(name, device):
         "memory": {"capacity": 1000, "warmup_steps": 300, "device": device, **load},
         "exploration": {"over": 1000},
     }
-    learner = make_learner(load_recipe(name, changes), Custom(env=Numbered))
+    recipe = load_recipe(name, changes)
+    learner = make_learner(recipe, Custom(env=Numbered))
+    replay, drawn = learner.memory, []
+    draw = replay.draw
+
+    def look():
+        batch = draw()
+        parts = batch.obs[:, -1, 0, :2], batch.next_obs[:, -1, 0, :2], batch.next_obs[:, -1, -1, -1:], batch.discount
+        drawn.append([x.clone() for x in parts])
+        return batch
+
+    monkeypatch.setattr(replay, "draw", look)
     try:
         for _ in learner.run():
             if learner.clock.steps > 1500:  # round the ring, with updates beside it
                 break
-        replay = learner.memory
         begin, end = replay._drawable()
         rows = torch.arange(begin, end, device=replay._device) % replay._length
         game, step, rest = replay._frames[rows].flatten(2)[:, :, [0, 1, -1]].cpu().long().unbind(-1)
@@ -78,6 +89,11 @@ def test_a_replay_holds_what_happened(name, device):
     assert (game[1:] != game[:-1])[~goes_on].all() and (~real[:-1])[~goes_on].all()  # a game's last frame, then the next game
     ended = discount[:-1][real[:-1]] == 0
     assert ended.any() and torch.equal(ended, ~real[1:][real[:-1]])
+    seen, seen_next, corner, discount = (torch.cat(parts).cpu() for parts in zip(*drawn, strict=True))
+    assert torch.equal(corner, seen_next[:, 1:])  # whole frames
+    goes_on = discount > 0
+    assert (seen_next[:, 0] == seen[:, 0])[goes_on].all()
+    assert (seen_next[:, 1] == seen[:, 1] + recipe.memory.n_step)[goes_on].all() and goes_on.sum() > 400
 
 
 @pytest.mark.timeout(300)

@@ -10,10 +10,11 @@ from manyhands.hosts.process import ProcessHost, SharedBlock
 from manyhands.nets.flat import Model, flatten
 from manyhands.stores.allreduce import AllReduceConfig, AllReduceStore
 from manyhands.stores.chunks import SharedConfig
+from manyhands.stores.gate import PATIENCE
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import Adam, RMSProp, Rule
 from manyhands.stores.shared import SharedStore
-from manyhands.types import GradientInfo, Seat
+from manyhands.types import GradientInfo, RunError, Seat
 from tests.gpu import GPU
 
 BATCH, UPDATES, TOTAL = 16, 24, 1000
@@ -160,9 +161,33 @@ def test_a_shared_store_works_on_a_gpu(rule, config):
     torch.testing.assert_close(parameters.cpu(), local(rule), rtol=1e-4, atol=1e-5)
     assert state["updates"] == UPDATES
     torch.testing.assert_close(state["parameters"], parameters.cpu(), rtol=0, atol=0)
-    model.gradient.fill_(float("nan"))
-    assert not store.step(GradientInfo(UPDATES, 1)).applied and store.refused == 1
-    assert torch.equal(model.parameters, parameters) and store.state()["updates"] == UPDATES
+
+
+@GPU
+@pytest.mark.parametrize(("rule", "config"), ON_GPU.values(), ids=ON_GPU)
+def test_a_shared_store_leaves_out_what_is_not_finite(rule, config):
+    model = flatten(make_model().net.cuda())
+    store = shared_store(model, rule, **config)
+    stream = batches(8)
+    store.refresh()
+    for i, (x, y) in enumerate(stream):
+        model.gradient.zero_()
+        ((model.net(x.cuda()) - y.cuda()) ** 2).mean().backward()
+        if i in (0, 3, 4):
+            model.gradient[i] = float("nan") if i < 4 else float("inf")
+        good = i not in (0, 3, 4)
+        store.count(10 * good)
+        assert store.step(GradientInfo(store.clock.updates, len(x))).applied == good
+    store.flush()
+    expected = local(rule, [stream[i] for i in (1, 2, 5, 6, 7)])
+    assert store.refused == 3 and store.state()["updates"] == 5
+    before = store.state()["parameters"]
+    torch.testing.assert_close(before, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RunError, match="in a row"):
+        for _ in range(PATIENCE):
+            model.gradient.fill_(float("inf"))
+            store.step(GradientInfo(store.clock.updates, 1))
+    assert torch.equal(store.state()["parameters"], before)
 
 
 def test_multi_step_adam_adds_up_two_learners_by_hand():
