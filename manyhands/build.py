@@ -389,9 +389,7 @@ def doubts(recipe: Recipe) -> list[str]:
         found.append(f"env.workers = {workers:,} for each group of simulators: this machine has {_counted(cores(), 'core')}")
     if find_device(recipe.device).type == "cpu":
         if recipe.network.torso == "impala":
-            found.append(
-                "network.torso = 'impala' on a CPU: ten times the computing of 'nature', the first report may take minutes"
-            )
+            found.append("network.torso = 'impala' is meant for a GPU: here even the first report may take minutes")
         if isinstance(memory, FreshConfig) and memory.overlap:
             found.append("memory.overlap on a CPU: whoever acts is a rollout behind, and nothing is gained by it")
         if recipe.bf16 and not multiplies_bf16():

@@ -176,6 +176,15 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 
 @GPU
+@pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "breakout-fast"])
+def test_the_same_seed_gives_the_same_run_on_a_gpu(name):
+    updates = 40 if REAL else 4
+    changes = {"env": {"workers": 0}, "memory": {"minibatches": 2}} if name == "breakout-fast" else {}
+    (clock, parameters, _), (clock_too, same, _) = (trained(small(name, **changes), updates) for _ in range(2))
+    assert clock == clock_too and torch.equal(parameters, same)
+
+
+@GPU
 @SOFTWARE
 @pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "pong-appo", *REPLAYING])
 def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
