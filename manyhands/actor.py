@@ -7,6 +7,7 @@ vector unless updates fall between the slots of a rollout: a copy would cost mem
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch
 from torch import Tensor
 
 from manyhands.nets.flat import Model
-from manyhands.types import Algorithm
+from manyhands.types import Algorithm, Rollout, Step, UsageError
+
+TAKEN = frozenset(f.name for cls in (Rollout, Step) for f in fields(cls)) | {"reset"}  # in what samplers write down
 
 
 class Actor:
@@ -79,7 +82,11 @@ class Actor:
         if self._keep:
             self._kept.append([])
             net = partial(net, results=self._kept[-1])
-        return self._algorithm.act(net, obs, epsilon, noise)
+        action, extras = self._algorithm.act(net, obs, epsilon, noise)
+        if not TAKEN.isdisjoint(extras):
+            names = ", ".join(sorted(TAKEN & extras.keys()))
+            raise UsageError(f"act() of {type(self._algorithm).__name__} gives {names} beside the action: choose other names")
+        return action, extras
 
     def take_kept(self) -> list[Tensor]:
         """The results of each layer for all slots since the last call, in the order of acting."""
