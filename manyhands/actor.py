@@ -93,6 +93,9 @@ class Actor:
         kept, self._kept = self._kept, []
         return [torch.cat(results) for results in zip(*kept, strict=True)]
 
+    def forget_kept(self) -> None:
+        self._kept = []
+
     def state(self) -> dict:
         return {} if self._next is None else {"parameters": self._model.parameters, "version": self.version}
 

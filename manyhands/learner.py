@@ -61,6 +61,7 @@ class Learner:
         self._begin_rollout()
         for rollout in self.sampler.run(self.actor):
             if not self.learning:
+                self.actor.forget_kept()
                 yield rollout
                 continue
             begin = time.perf_counter()

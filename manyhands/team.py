@@ -54,6 +54,7 @@ class Team:
         self._rollouts = max(CALL_STEPS // steps, 1) if recipe.in_processes else 1
         self._hands: dict[int, Handle] = {}
         self._ready: set[int] = set()  # hands that have answered since they were started
+        self._late: set[int] = set()  # and those that have not since they were last waited for
         self._sums, self._stale = MetricSums(), Counter[int]()
         self._open: dict[int, list[Future]] = {rank: [] for rank in self._seats}
         self._latest: dict[int, Progress] = {}
@@ -159,13 +160,14 @@ class Team:
 
     def settle(self) -> list[Progress]:
         """What is still on its way. Afterwards nothing is, as a checkpoint needs it; but nobody waits long for an asynchronous
-        hand, nor for one that is just being made."""
+        hand, nor again before it has answered, nor for one that is just being made."""
         progress: list[Progress] = []
         if isinstance(self._central, Keeper):
             self._central.pause(True)  # who has stopped already keeps nobody waiting
         until = time.monotonic() + (math.inf if self._central is None else SETTLE_S)
-        while any(self._open[rank] for rank in self._ready) and time.monotonic() < until:
+        while any(self._open[rank] for rank in self._ready - self._late) and time.monotonic() < until:
             progress += self._gather()
+        self._late = {rank for rank in self._ready if self._open[rank]}
         if isinstance(self._central, Keeper):
             self._central.look()
         return progress
@@ -253,6 +255,7 @@ class Team:
             return None
         self._open[rank].pop(0)
         self._ready.add(rank)
+        self._late.discard(rank)
         self._latest[rank] = progress
         if progress.sums is not None:
             self._sums.merge(progress.sums)
@@ -299,6 +302,7 @@ class Team:
         """A new hand in the place of a lost one; it finds the parameters in the shared store."""
         self._open[rank] = []
         self._ready.discard(rank)
+        self._late.discard(rank)
         self._hands.pop(rank).close(time.monotonic())
         if last := self._latest.pop(rank, None):
             self._refused += last.refused

@@ -13,7 +13,7 @@ from manyhands.build import Custom
 from manyhands.config import load_recipe
 
 STEP_S = 0.004
-FEW = {"sampler": {"num_envs": 2, "horizon": 4}, "env": {"workers": 0}, "memory": {"epochs": 1, "minibatches": 1}}
+FEW: dict = {"sampler": {"num_envs": 2, "horizon": 4}, "env": {"workers": 0}, "memory": {"epochs": 1, "minibatches": 1}}
 
 
 class Sleeper(gymnasium.Env):
@@ -42,6 +42,12 @@ def test_simulators_alone_are_as_many_processes_as_the_team(recipe, processes):
     assert 0.7 * processes / STEP_S < alone < processes / STEP_S
     assert result["sampling_only_steps_per_s"] < 1.02 * alone
     assert abs(sum(result["time"].values()) - 1) < 0.01
+
+
+def test_what_acting_computed_while_nothing_was_learned_is_forgotten():
+    """A2C on a CPU learns from what the layers gave when it acted."""
+    result = bench(load_recipe("paac-pong", {"device": "cpu", **FEW}), Custom(), 0.3)
+    assert result["steps_per_s"] > 0 and result["sampling_only_steps_per_s"] > 0
 
 
 def test_the_phases_take_turns_and_only_training_learns(monkeypatch):

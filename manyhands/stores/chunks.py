@@ -11,11 +11,14 @@ import errno
 import fcntl
 import itertools
 import os
+import signal
 import struct
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,8 @@ from manyhands.stores.rules import Adam, Rule
 from manyhands.types import RunError, UsageError
 
 LINE = 16  # numbers in a cache line
-LOCK_TIMEOUT_S = 60.0  # somebody stopped, or swapped out, while holding a lock
+LOCK_TIMEOUT_S = 60.0  # somebody hangs while holding a lock
+STOPPED_S = 5  # somebody was stopped (SIGSTOP) while holding one: others end it after so long
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class SharedConfig:
 
 
 class ByteLocks:
-    """Locks by number on a file that all learners have inherited; a process that dies lets go."""
+    """Locks by number on a file that all learners have inherited; a process that dies lets go. One that is stopped while it holds
+    a lock is ended by whoever waits for it; its parent is not, for which they wait."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -74,7 +79,8 @@ class ByteLocks:
 
     @contextlib.contextmanager
     def hold(self, number: int) -> Iterator[None]:
-        begin = time.perf_counter()
+        begin = looked = time.perf_counter()
+        stopped = waited = 0  # seconds in which we looked: time in which we were stopped ourselves does not count
         while True:
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
@@ -82,10 +88,16 @@ class ByteLocks:
             except OSError as error:
                 if error.errno not in (errno.EACCES, errno.EAGAIN):
                     raise
-            if time.perf_counter() - begin > LOCK_TIMEOUT_S:
-                raise RunError(
-                    f"lock {number} of the shared store was held for {LOCK_TIMEOUT_S:g} s by process {self._owner(number)}"
-                )
+            if time.perf_counter() - looked > 1.0:
+                looked = time.perf_counter()
+                owner = self._owner(number)
+                stopped = stopped + 1 if is_stopped(owner) else 0
+                waited = 0 if stopped and owner == os.getppid() else waited + 1
+                if stopped >= STOPPED_S and owner != os.getppid():
+                    print(f"warning: process {owner} was stopped while it held a lock of the store: it is ended", file=sys.stderr)
+                    os.kill(owner, signal.SIGKILL)
+                if waited >= LOCK_TIMEOUT_S:
+                    raise RunError(f"lock {number} of the shared store was held for {waited} s by process {owner}")
             time.sleep(2e-5)
         self.seconds += time.perf_counter() - begin
         try:
@@ -96,6 +108,13 @@ class ByteLocks:
     def _owner(self, number: int) -> int:
         question = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0)
         return struct.unpack("hhqqi4x", fcntl.fcntl(self._fd, fcntl.F_GETLK, question))[4]
+
+
+def is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 class SharedMemoryOf:

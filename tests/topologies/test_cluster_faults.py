@@ -65,7 +65,7 @@ def audit(run_dir, limit: int | None = None, gather: int = 0) -> list[int]:
 
 QUICK = ("--memory.warmup-steps", 500, "--exploration.over", 500, "--algorithm.target-period", 100)
 # Of six fault-free runs to 16 000 steps, greedy over 100 games: 1.06, 1.07, 1.37, 1.50, 1.61, 1.62; a random player has -0.84.
-LEAST = 1.37 - 2 * 0.25  # their mean, less two standard deviations
+LEAST = 1.37 - 3 * 0.25  # their mean, less three standard deviations
 
 
 @pytest.mark.slow

@@ -11,11 +11,13 @@ import torch
 
 from manyhands.hosts.process import ChildLost, ProcessHost, SharedBlock
 from manyhands.nets.flat import flatten
-from manyhands.stores.chunks import SharedConfig
+from manyhands.stores import chunks
+from manyhands.stores.chunks import ByteLocks, SharedConfig
 from manyhands.stores.local import LocalStore
 from manyhands.stores.rules import RMSProp
 from manyhands.stores.shared import SharedStore
 from manyhands.types import GradientInfo
+from tests.processes import alive, wait_for
 
 SIZE, CHUNKS = 50_000, 3
 RULE = RMSProp(learning_rate=0.01, decay=0.5, epsilon=1.0, epsilon_inside=True)
@@ -50,6 +52,14 @@ class Hammer:
             self.store.count(7)
             self.store.step(GradientInfo(0, 1))
         return torn
+
+    def hold_a_lock(self, seconds: float) -> None:
+        with self.store.locks.hold(0):
+            time.sleep(seconds)
+
+    def stop_with_a_lock(self) -> None:
+        with self.store.locks.hold(0):
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> None:
         pass
@@ -109,3 +119,41 @@ def test_killed_in_the_middle_of_an_update_nobody_waits_and_nothing_is_torn(fds)
         check_whole(central)
         for hand in hands:
             hand.close(time.monotonic() + 5)
+
+
+def test_who_is_stopped_with_a_lock_is_ended_and_nobody_else(fds, monkeypatch):
+    monkeypatch.setattr(chunks, "STOPPED_S", 1)
+    central = make_store(fds)
+    central.load(central.initial_state())
+    host = ProcessHost(fds)
+    hands = [host.start(Hammer, fds, name=f"hammer {i}") for i in range(3)]
+    free, holder, _ = [hand.call("pid", timeout_s=60).result() for hand in hands]
+    os.kill(free, signal.SIGSTOP)  # it keeps nobody waiting
+    lost = hands[1].call("stop_with_a_lock", timeout_s=120)
+    wait_for(lambda: chunks.is_stopped(holder))
+    central.refresh()
+    with pytest.raises(ChildLost, match="SIGKILL"):
+        lost.result()
+    assert hands[2].call("hammer", 20, timeout_s=60).result() == 0
+    assert alive([free]) and check_whole(central)["chunk_updates"] == [20] * CHUNKS
+    os.kill(free, signal.SIGCONT)
+    for hand in hands:
+        hand.close(time.monotonic() + 5)
+
+
+def test_a_stopped_parent_is_waited_for(fds, monkeypatch):
+    """The whole run may have been stopped by Ctrl-Z."""
+    monkeypatch.setattr(chunks, "STOPPED_S", 1)
+    monkeypatch.setattr(chunks, "LOCK_TIMEOUT_S", 2.0)
+    central = make_store(fds)
+    central.load(central.initial_state())
+    monkeypatch.setattr(central.locks, "_owner", lambda number: os.getppid())
+    monkeypatch.setattr(chunks, "is_stopped", lambda pid: pid == os.getppid())
+    host = ProcessHost(fds)
+    hand = host.start(Hammer, fds, name="hammer")
+    holder = hand.call("pid", timeout_s=60).result()
+    held = hand.call("hold_a_lock", 4.0, timeout_s=60)
+    wait_for(lambda: ByteLocks._owner(central.locks, 0) == holder)
+    central.refresh()
+    assert held.result() is None and central.locks.seconds > 2.5
+    hand.close(time.monotonic() + 5)
