@@ -179,7 +179,9 @@ def test_under_kills_nothing_beyond_the_staleness_limit_is_applied(tmp_path):
 @pytest.mark.timeout(200)
 def test_the_ledger_goes_on_after_a_resume(tmp_path):
     run_dir = tmp_path / "run"
-    process = start_run("gorila-snake", run_dir, "--memory.warmup-steps", 200, "--store.ledger", True, report_every=200)
+    # Reports come once a second, some thousand steps apart: the next one must not be followed by another checkpoint.
+    options = ("--memory.warmup-steps", 200, "--store.ledger", True, "--checkpoint.every-steps", 12_000)
+    process = start_run("gorila-snake", run_dir, *options, report_every=200)
     wait_for(lambda: len(list((run_dir / "checkpoints").glob("step-*[1-9]*"))) > 0, 60)  # not only the one at the beginning
     saved = last(run_dir)["step"]
     wait_for(lambda: last(run_dir)["step"] > saved + 1000, 60)
