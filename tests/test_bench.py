@@ -39,8 +39,8 @@ def test_simulators_alone_are_as_many_processes_as_the_team(recipe, processes):
     assert result["learners"] == processes
     alone = result["simulator_only_steps_per_s"]
     # One process steps its simulators one after the other. (On a busy machine sleeping takes longer, never shorter.)
-    assert 0.7 * processes / STEP_S < alone < processes / STEP_S
-    assert result["sampling_only_steps_per_s"] < 1.02 * alone
+    assert (processes - 0.9) / STEP_S < alone < processes / STEP_S
+    assert result["sampling_only_steps_per_s"] < 1.2 * alone
     assert abs(sum(result["time"].values()) - 1) < 0.01
 
 
@@ -69,9 +69,8 @@ def test_a_team_rests_between_its_turns():
     try:
         for _ in range(2):
             measured = team.turn(1.0)
-            assert (
-                0.3 * 2 / STEP_S < measured.rate < 1.3 * 2 / STEP_S
-            )  # who tells of a call's steps tells of some before the turn
+            # Who tells of a call's steps tells of some before the turn.
+            assert 0.1 * 2 / STEP_S < measured.rate < 1.4 * 2 / STEP_S
             rested = team._team.clock
             time.sleep(0.5)
             assert team._team.settle() == [] and team._team.clock == rested

@@ -29,7 +29,7 @@ def learned(recipe, seed, steps, cluster, tmp_path) -> float:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_small_recipe_begins_to_learn_on_four_raylets(recipe, cluster, tmp_path):
-    assert learned(recipe, 0, 4_000 if SMALL[recipe] is QUICK else 50_000, cluster, tmp_path) >= -0.4
+    assert learned(recipe, 0, 4_000 if SMALL[recipe] is QUICK else 50_000, cluster, tmp_path) >= -0.6
 
 
 @pytest.mark.slow
