@@ -53,6 +53,8 @@ def place_openmp() -> None:
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "100000" if is_ours() else "1000")
     os.environ.setdefault("KMP_BLOCKTIME", "10")  # ms
+    # Unless it is told, Intel's runtime leaves a forked child one core: all that a Ray cluster starts, or a suite.
+    os.environ.setdefault("KMP_AFFINITY", "none")
     if sys.platform != "linux" or "torch" in sys.modules:
         return
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, OSError):

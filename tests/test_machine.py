@@ -11,8 +11,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 INSTALLED = any(d.name == "intel-openmp" for d in importlib.metadata.distributions())
 
 
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def run(code, **options):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -46,3 +46,17 @@ print(ctypes.CDLL(library).omp_get_max_threads())
 print(any(f"_{os.getpid()}_" in name for name in os.listdir("/dev/shm")))
 """
     assert run(code) == ["7", "False"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_forked_child_may_use_every_core():
+    """Python forks where a child is told to run something first, as Ray does for all that it starts."""
+    code = """
+import os, subprocess, sys
+import manyhands, torch
+torch.ones(1 << 20).add_(1)
+child = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+subprocess.run(child, check=True, preexec_fn=lambda: None)
+"""
+    fresh = {name: value for name, value in os.environ.items() if not name.startswith("KMP_")}
+    assert run(code, env=fresh) == [str(len(os.sched_getaffinity(0)))]
