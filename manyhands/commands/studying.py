@@ -66,7 +66,7 @@ def plan(arguments: list[str]) -> int:
     else:
         threads = {min(machines.threads(n), machine.cores()) for n in learners}
         if not own["json"]:
-            print("measuring learners, and what meeting costs them; half a minute or so", file=sys.stderr)
+            print("measuring learners, and what meeting costs them; a minute or so", file=sys.stderr)
         measured = measure(recipe, threads)
     if own["save"]:
         measured.save(Path(own["save"]))

@@ -9,6 +9,8 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 
+from manyhands.plan.model import slower
+
 Then = Callable[[], None]
 Request = Callable[[Then], None]
 Process = Generator[Request, None, None]
@@ -43,10 +45,11 @@ class Simulation:
 
 class Shared:
     """Cores, or a link: everybody gets what they ask for, until together they ask for more than there is; then all get the same
-    share of it. Under that rule all slow down alike, so one clock, that slows down too, tells when each is finished."""
+    share of it (cores lose some of it to crowding). Under that rule all slow down alike, so one clock, that slows down too, tells
+    when each is finished."""
 
-    def __init__(self, simulation: Simulation, capacity: float) -> None:
-        self._simulation, self.capacity = simulation, capacity
+    def __init__(self, simulation: Simulation, capacity: float, crowding: float = 1.0) -> None:
+        self._simulation, self.capacity, self._crowding = simulation, capacity, crowding
         self._clock, self._at = 0.0, 0.0  # the clock that slows down, and when it was looked at
         self._demand = 0.0
         self._tasks: list[tuple[float, int, float, Then]] = []
@@ -71,7 +74,7 @@ class Shared:
 
     @property
     def _slower(self) -> float:
-        return max(self._demand / self.capacity, 1.0)
+        return slower(self._demand / self.capacity, self._crowding)
 
     def _look(self) -> None:
         passed = self._simulation.now - self._at

@@ -67,9 +67,9 @@ def shorter(recipe: Recipe) -> tuple[Recipe, int]:
 class Alone:
     """A learner that shares nothing with anybody but the machine."""
 
-    def __init__(self, recipe: Recipe, rank: int, ranks: int, threads: int) -> None:
+    def __init__(self, recipe: Recipe, rank: int, ranks: int, threads: int, pin: bool = False) -> None:
         if ranks > 1:
-            machine.take_share(rank, ranks, recipe.topology.pin)
+            machine.take_share(rank, ranks, pin or recipe.topology.pin)
         self._learner = make_learner(alone(recipe, threads), Custom())
         self._rollouts = (item for item in self._learner.run() if item is not None)
         while self._learner.clock.updates == 0:
@@ -107,9 +107,27 @@ class Alone:
 def learners(recipe: Recipe, threads: int) -> dict[str, float]:
     """Of as many learners at once as have room on the machine's cores: what one has without the others is not what it gets."""
     on_gpu = find_device(recipe.device).type == "cuda"  # which is shared in the simulation, not here
-    host, ranks = ProcessHost(), 1 if on_gpu else max(machine.cores() // threads, 1)
+    ranks = 1 if on_gpu else max(machine.cores() // threads, 1)
     recipe, times = shorter(recipe)
-    handles = [host.start(Alone, recipe, rank, ranks, threads, name=f"learner {rank}", threads=threads) for rank in range(ranks)]
+    means = beside_each_other(recipe, [(rank, ranks) for rank in range(ranks)], threads)
+    return {**means, **{name: times * means[name] for name in ("rollout_s", "simulate_s", "act_s", "steps", "updates")}}
+
+
+def crowding(recipe: Recipe) -> float:
+    """Of two learners that share a core: what each needs, over twice what it needs with that core to itself."""
+    recipe, _ = shorter(recipe)
+    on_a_core = [beside_each_other(recipe, [(0, machine.cores())] * n, 1, pin=True) for n in (1, 2)]
+    alone_s, shared_s = (told["rollout_s"] / told["updates"] + told["learn_s"] for told in on_a_core)
+    return max(shared_s / (2 * alone_s), 1.0)
+
+
+def beside_each_other(recipe: Recipe, seats: list[tuple[int, int]], threads: int, pin: bool = False) -> dict[str, float]:
+    """Means over learners that are measured at the same time, each on its share of the cores: (which, of how many)."""
+    host = ProcessHost()
+    handles = [
+        host.start(Alone, recipe, rank, ranks, threads, pin, name=f"learner {number}", threads=threads)
+        for number, (rank, ranks) in enumerate(seats)
+    ]
     try:
         for handle in handles:  # all are there, and warm
             handle.call("work", 0.1, timeout_s=PATIENCE_S).result()
@@ -119,8 +137,7 @@ def learners(recipe: Recipe, threads: int) -> dict[str, float]:
     finally:
         for handle in handles:
             handle.close(time.monotonic())
-    means = {name: statistics.fmean(row[name] for row in told) for name in told[0]}
-    return {**means, **{name: times * means[name] for name in ("rollout_s", "simulate_s", "act_s", "steps", "updates")}}
+    return {name: statistics.fmean(row[name] for row in told) for name in told[0]}
 
 
 def _few(threads: set[int]) -> list[int]:
@@ -147,10 +164,11 @@ def measure(recipe: Recipe, threads: set[int]) -> Measured:
     reductions = () if central else meetings.reductions(recipe, size, work_s)
     copy_s = max(1e-3 * whole["push_pull_ms"] - update_s - (calls[0][1] if calls else 0.0), 0.0) / 2
     described = machine.describe()
+    on_gpu = find_device(recipe.device).type == "cuda"
     memory = sum(about.get(f"{name}_bytes", 0) for name in ("rollout", "parameter", "input"))
     replay = about.get("replay_bytes", 0) * recipe.actors
     return Measured(
         recipe.name, size, told["steps"], told["updates"], tuple(costs), update_s, copy_s, calls, reductions,
         memory + BEYOND, replay, described["cores"], described["cpu"],
-        machine.gpus() if find_device(recipe.device).type == "cuda" else 0,
+        machine.gpus() if on_gpu else 0, 1.0 if on_gpu else crowding(recipe),
     )  # fmt: skip

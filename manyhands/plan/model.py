@@ -46,6 +46,7 @@ class Measured:
     cores: int
     cpu: str
     gpus: int = 0  # of a machine, where the networks are
+    crowding: float = 1.0  # what two learners on one core need, over twice what one needs: each finds the other's caches
 
     def at(self, threads: int) -> Costs:
         """With that many threads, or the nearest number that was measured."""
@@ -79,6 +80,11 @@ class Measured:
             raise UsageError(f"--measured {path}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError):
             raise UsageError(f"--measured {path}: not what `manyhands plan --save` writes") from None
+
+
+def slower(crowd: float, crowding: float) -> float:
+    """How many times as long work takes where so many want each core."""
+    return crowd * (1 + (crowding - 1) * min(crowd - 1, 1.0)) if crowd > 1 else 1.0
 
 
 def _on(curve: Curve, crowd: float) -> float:
@@ -131,12 +137,12 @@ def closed_form(measured: Measured, topology: Topology, machines: Machines) -> d
     """Updates per second that each part could do if the others were no limit; the least of them is the answer, and says where the
     bend is: P = T/τ learners, for servers that are asked one gradient at a time."""
     n, costs = topology.learners, measured.at(machines.threads(topology.learners))
-    together = min(machines.learners_each or n, n)  # on one machine
     network_s = costs.act_s / measured.updates_per_rollout + costs.gradient_s
     whole_s = costs.rollout_s / measured.updates_per_rollout + costs.gradient_s
     gpu_s = network_s if measured.gpus else 0.0
     moved = 2 * measured.copy_s if topology.store in ("asynchronous", "synchronous", "shared") else 0.0
-    crowded, crowd = max(together * costs.busy / machines.cores, 1.0), machines.crowd(n)
+    crowd = machines.crowd(n)
+    crowded = slower(crowd * costs.busy, measured.crowding)
     alone_s = (whole_s - gpu_s + moved) * crowded + gpu_s + 2 * machines.latency_s
     if topology.store in ("asynchronous", "synchronous"):
         # Synchronous: a gradient is offered to the servers, announced to the chief, and the parameters are asked for.

@@ -23,7 +23,7 @@ class Play:
         self.simulation = Simulation()
         self._random = np.random.default_rng(seed)
         n, number = topology.learners, machines.number(topology.learners)
-        self.cores = [Shared(self.simulation, machines.cores) for _ in range(number)]
+        self.cores = [Shared(self.simulation, machines.cores, measured.crowding) for _ in range(number)]
         self._costs: Costs = measured.at(machines.threads(n))
         self._crowd = machines.crowd(n)
         self.gpus = [Shared(self.simulation, measured.gpus) for _ in range(number)] if measured.gpus else []

@@ -11,7 +11,7 @@ from manyhands import cli
 from manyhands.config import load_recipe
 from manyhands.plan.events import Queue, Shared, Simulation, all_of
 from manyhands.plan.measure import shorter
-from manyhands.plan.model import Costs, Machines, Measured, Topology, closed_form
+from manyhands.plan.model import Costs, Machines, Measured, Topology, closed_form, slower
 from manyhands.plan.recommend import recommend
 from manyhands.plan.recommend import show as show_advice
 from manyhands.plan.show import draw, plan, show, topology_of
@@ -47,6 +47,14 @@ def test_cores_are_shared(capacity, seconds, expected):
     times = when(simulation, {i: cores.use(s) for i, s in enumerate(seconds)})
     assert [times[i] for i in range(len(seconds))] == pytest.approx(expected)
     assert cores.used == pytest.approx(sum(seconds))
+
+
+def test_cores_that_are_shared_lose_some_of_their_work():
+    simulation = Simulation()
+    cores = Shared(simulation, 1, crowding=1.2)
+    # Two share it until 2.4, when one is done; the other has a second left and the core to itself.
+    assert when(simulation, {"short": cores.use(1), "long": cores.use(2)}) == pytest.approx({"short": 2.4, "long": 3.4})
+    assert [slower(crowd, 1.2) for crowd in (0.5, 1, 1.5, 2, 4)] == pytest.approx([1, 1, 1.65, 2.4, 4.8])
 
 
 def test_who_uses_two_cores_leaves_none():
