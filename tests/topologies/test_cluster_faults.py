@@ -88,7 +88,8 @@ def test_every_part_of_a_run_is_killed_once_and_the_run_learns_what_others_learn
     for part in PARTS:
         assert f"{part} (process" in errors and "SIGKILL" in errors
     assert "replaced from its snapshot" in errors and "Traceback" not in errors
-    assert max(audit(run_dir)) <= row["lost_updates"] <= 100  # half a second's worth at most
+    half_a_second = 0.5 * row["updates"] / row["time_s"]
+    assert max(audit(run_dir)) <= row["lost_updates"] <= 2 * 2 * half_a_second  # of two servers, twice that for a fast second
     state = json.loads((run_dir / "checkpoints" / "latest" / "manifest.json").read_text())["state"]["team"]["store"]
     steps = sum(sum(entry["steps"].values()) for entry in state["servers"][0]["table"].values())
     assert steps == state["steps"]
