@@ -117,6 +117,7 @@ def draw(result: dict[str, Any], out: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib import ticker
 
     rows = result["rows"]
     figure, axes = plt.subplots(figsize=(7, 4.5))
@@ -133,7 +134,12 @@ def draw(result: dict[str, Any], out: Path) -> None:
     axes.set(
         xscale="log", yscale="log", xlabel="learners", ylabel="steps per second", title=f"{result['recipe']}, {result['store']}"
     )
-    axes.grid(alpha=0.3, which="both")
+    axes.set_xticks(learners, [f"{n:,}" for n in learners])
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
+    axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(out, dpi=120)
