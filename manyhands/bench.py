@@ -114,6 +114,46 @@ class Part:
         self._learner.close()
 
 
+class Bench:
+    """A recipe that is measured in turns, and at rest between them."""
+
+    def __init__(self, recipe: Recipe, custom: Custom) -> None:
+        self._recipe = recipe
+        self._turns: list[dict[Phase, list[Measured]]] = []  # of each process
+        self._teamwork: list[Measured] = []
+        with ExitStack() as stack:
+            self._ask, self.rollout_s = stack.enter_context(_parts(recipe, custom))
+            self._team = stack.enter_context(closing(Together(recipe, custom))) if recipe.in_processes else None
+            self.close = stack.pop_all().close
+
+    def turn(self, train_s: float, other_s: float) -> None:
+        self._teamwork += [self._team.turn(train_s)] if self._team else []
+        lengths = {"train": train_s, "sample": other_s, "simulate": other_s}
+        self._turns.append({phase: self._ask("turn", phase, lengths[phase]) for phase in get_args(Phase)})
+
+    def result(self) -> dict[str, Any]:
+        """Of all turns together."""
+        trained, sampled, simulated = (
+            [reduce(add, mine) for mine in zip(*(turn[phase] for turn in self._turns), strict=True)] for phase in get_args(Phase)
+        )
+        sampling, alone = (sum(part.rate for part in parts) for parts in (sampled, simulated))
+        rate = reduce(add, self._teamwork).rate if self._teamwork else sum(part.rate for part in trained)
+        shares = [{name: spent / part.seconds for name, spent in part.split.items()} for part in trained]
+        recipe = self._recipe
+        return {
+            "recipe": recipe.name,
+            "learners": recipe.topology.learners,
+            "simulators": recipe.sampler.num_envs * recipe.actors,
+            "device": str(find_device(recipe.device)),
+            "steps_per_s": round(rate, 1),
+            "sampling_only_steps_per_s": round(sampling, 1),
+            "simulator_only_steps_per_s": round(alone, 1),
+            "fraction_of_simulator": round(rate / alone, 3),
+            "sampling_fraction_of_simulator": round(sampling / alone, 3),
+            "time": {name: round(sum(share[name] for share in shares) / len(shares), 3) for name in shares[0]},
+        }
+
+
 def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
     short, sampler = min(seconds, LONGEST_S), recipe.sampler
     for doubt in doubts(recipe):
@@ -121,42 +161,18 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
     warmup = recipe.memory.warmup_steps if isinstance(recipe.memory, ReplayConfig) else 0
     random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
     say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
-    with ExitStack() as stack:
-        ask, rollout_s = stack.enter_context(_parts(recipe, custom))
-        team = stack.enter_context(closing(Together(recipe, custom))) if recipe.in_processes else None
-        together = f"{recipe.topology.learners} learners together and each for itself, both" if team else "training"
+    with closing(Bench(recipe, custom)) as measured:
+        many = recipe.in_processes
+        together = f"{recipe.topology.learners} learners together and each for itself, both" if many else "training"
         say(
             f"in {TURNS} turns of each, which end with a rollout: {together} for {seconds:g} s, "
             f"sampling without learning for {short:g} s, the simulators alone for {short:g} s"
         )
-        if rollout_s > seconds / TURNS:
+        if (rollout_s := measured.rollout_s) > seconds / TURNS:
             say(f"a rollout with its updates takes {rollout_s:.0f} s here: that will be about {TURNS * rollout_s:.0f} s or more")
-        lengths = {"train": seconds / TURNS, "sample": short / TURNS, "simulate": short / TURNS}
-        turns, teamwork = [], []
         for _ in range(TURNS):
-            teamwork += [team.turn(seconds / TURNS)] if team else []
-            turns.append({phase: ask("turn", phase, lengths[phase]) for phase in get_args(Phase)})
-    # of each process, all its turns together
-    trained, sampled, simulated = (
-        [reduce(add, mine) for mine in zip(*(turn[phase] for turn in turns), strict=True)] for phase in get_args(Phase)
-    )
-    sampling, alone = (sum(part.rate for part in parts) for parts in (sampled, simulated))
-    rate = reduce(add, teamwork).rate if teamwork else sum(part.rate for part in trained)
-    shares = [{name: spent / part.seconds for name, spent in part.split.items()} for part in trained]
-    return {
-        "recipe": recipe.name,
-        "learners": recipe.topology.learners,
-        "simulators": recipe.sampler.num_envs * recipe.actors,
-        "device": str(find_device(recipe.device)),
-        "seconds": seconds,
-        "steps_per_s": round(rate, 1),
-        "sampling_only_steps_per_s": round(sampling, 1),
-        "simulator_only_steps_per_s": round(alone, 1),
-        "fraction_of_simulator": round(rate / alone, 3),
-        "sampling_fraction_of_simulator": round(sampling / alone, 3),
-        "time": {name: round(sum(share[name] for share in shares) / len(shares), 3) for name in shares[0]},
-        "machine": machine.describe(),
-    }
+            measured.turn(seconds / TURNS, short / TURNS)
+        return {**measured.result(), "seconds": seconds, "machine": machine.describe()}
 
 
 @contextmanager

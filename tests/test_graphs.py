@@ -103,6 +103,8 @@ def small(name, **changes):
         changes["algorithm"] = {"clip": 0.05, "clip_anneal": True}
     elif name == "pong-ga3c":
         changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
+    elif name == "snake-gpu":
+        changes["memory"] = {"epochs": 2, "minibatches": 3}
     return load_recipe(name, changes)
 
 
@@ -119,7 +121,9 @@ def trained(recipe, updates):
 
 
 @GPU
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", *REPLAYING, "remembered elsewhere"])
+@pytest.mark.parametrize(
+    "name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "snake-gpu", *REPLAYING, "remembered elsewhere"]
+)
 def test_captured_training_equals_training_kernel_by_kernel(name):
     """Three updates: longer, rounding changes an action, and with it everything that follows."""
     clock, captured, metrics = trained(small(name), 3)
@@ -164,7 +168,7 @@ def test_no_garbage_is_collected_while_a_graph_is_captured(gpu):
 @GPU
 @SOFTWARE
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped"])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "snake-gpu"])
 def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
     """Longer than on a real GPU, which rounds in its own way."""
     clock, found, metrics = trained(small(name, graphs=graphs), 24)
@@ -176,7 +180,7 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 
 @GPU
-@pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "breakout-fast"])
+@pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "snake-gpu", "breakout-fast"])
 def test_the_same_seed_gives_the_same_run_on_a_gpu(name):
     updates = 40 if REAL else 4
     changes = {"env": {"workers": 0}, "memory": {"minibatches": 2}} if name == "breakout-fast" else {}
@@ -186,7 +190,7 @@ def test_the_same_seed_gives_the_same_run_on_a_gpu(name):
 
 @GPU
 @SOFTWARE
-@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "pong-appo", *REPLAYING])
+@pytest.mark.parametrize("name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "pong-appo", "snake-gpu", *REPLAYING])
 def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
     recipe = small(name)
     shared = name == "pong-appo"
@@ -203,6 +207,8 @@ def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
             next(rollouts)
         updates = learner.clock.updates - updates
         acts = 5 * 8 * (1 if name == "pong-ga3c" else 2)  # slots, groups
+        if name == "snake-gpu":  # its actions stay there; rewards, ends and resets come here to be counted
+            acts = 5 * 4
         # A shared store waits for each gradient, and may keep its locks no longer than it needs, also when it is read.
         theirs = updates + (updates + 5) * 3 if shared else 0
         assert updates >= 5 and gpu.waits - before == acts + theirs

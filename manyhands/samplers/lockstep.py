@@ -24,7 +24,7 @@ from manyhands.maths import random
 from manyhands.maths.stacking import push, room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.noise import Noise
-from manyhands.samplers.serving import Serving
+from manyhands.samplers.serving import Beside, Serving
 from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
 
@@ -90,6 +90,8 @@ class LockstepSampler:
         for buffer in self._buffers:
             if buffer.far:
                 buffer.serving = [self._serving(policy, buffer, columns) for columns in self._columns]
+            elif buffer.side.type == "cuda":
+                buffer.beside = [self._beside(policy, buffer, columns) for columns in self._columns]
         acting = policy.stream if self.far else None
         if acting is not None:
             acting.wait_stream(torch.cuda.current_stream())
@@ -124,15 +126,20 @@ class LockstepSampler:
         n = columns.stop - columns.start
         return Serving(policy, buffer.memory, n, self.spec, self.epsilon, self._shown, self._capture)
 
+    def _beside(self, policy: Policy, buffer: _Buffer, columns: slice) -> Beside:
+        return Beside(policy, buffer.memory, self._simulators[columns], self.spec, self.epsilon, self._capture)
+
     def _act(self, policy: Policy, g: int, buffer: _Buffer, t: int, noise: Tensor) -> None:
         begin, columns = time.perf_counter(), self._columns[g]
         answer: Any
         if buffer.far:
             answer = buffer.serving[g].act(t, np.arange(columns.start, columns.stop), noise.numpy())
+        elif buffer.beside:
+            answer = buffer.beside[g].act(t, noise)
         else:
             action, extras = policy.act(buffer.seen(t, columns), self.epsilon[columns], noise)
             buffer.put_actions(t, columns, action, extras)
-            answer = action if buffer.side.type == "cuda" else action.cpu().numpy()
+            answer = action.numpy()
         served = time.perf_counter()
         self.groups[g].send(answer)
         self.seconds["act"] += served - begin
@@ -246,6 +253,7 @@ class _Buffer:
         self.memory = {"obs": self.obs, "first": self.first, "action": self.action}  # and what else acting gives
         self.far = device.type == "cuda" and self.side.type == "cpu"
         self.serving: list[Serving] = []
+        self.beside: list[Beside] = []
         self._stack, self._simulators = spec.stack, sampler._simulators
         self.stacks: Tensor | None = None  # [T+1, B, *obs], a view of channels-last memory
         if H and device.type == "cpu":

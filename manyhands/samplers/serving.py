@@ -1,7 +1,7 @@
-"""Acting on a GPU for simulators that are not there: frames go over once, one captured launch answers with actions.
+"""Acting on a GPU by one captured launch: stacking, the network, the drawing of actions and the notes about them.
 
-Keeping frames is one CUDA graph; stacking, the network, the drawing of actions and the notes about them are another. While a
-rollout is being filled the only point at which anybody waits for the GPU is for the actions.
+For simulators that are not there frames go over once, and keeping them is another CUDA graph. While a rollout is being filled
+the only point at which anybody waits for the GPU is for their actions; for simulators that are there nobody waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyhands.graphs import Captured
-from manyhands.maths.stacking import frames_at, rows_of_stacks
+from manyhands.maths.stacking import frames_at, rows_of_stacks, stacked
 from manyhands.types import EnvSpec, Policy
 
 
@@ -73,12 +73,42 @@ class Serving:
         seen = frames_at(memory["obs"], rows, self._stack)
         noise = words.view(torch.float32).unflatten(0, (-1, 2))
         action, extras = self._policy.act(seen, self._epsilon[who], noise)
-        for name, value in {"action": action, **extras}.items():
-            if name not in memory:
-                shape = (*memory["action"].shape, *value.shape[1:])
-                memory[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            memory[name][slot, who] = value
+        _note(memory, slot, who, {"action": action, **extras})
         self._actions.pinned.copy_(action, non_blocking=True)
+
+
+class Beside:
+    """The same for simulators that are where their frames are."""
+
+    def __init__(
+        self, policy: Policy, memory: dict[str, Tensor], who: Tensor, spec: EnvSpec, epsilon: Tensor, capture: bool = True
+    ) -> None:
+        self._policy, self._memory, self._who, self._stack, self._epsilon = policy, memory, who, spec.stack, epsilon
+        self._slot = torch.zeros(1, dtype=torch.int64, device=who.device)  # of no dimension torch would ask for its value
+        self._noise = torch.zeros(len(who), 2, device=who.device)
+        self._act = Captured(self._choose, who.device, capture)
+
+    def act(self, slot: int, noise: Tensor) -> Tensor:
+        """The next call overwrites them."""
+        self._slot.fill_(slot)
+        self._noise.copy_(noise)
+        return self._act()
+
+    def _choose(self) -> Tensor:
+        memory = self._memory
+        newest = (self._slot + self._stack - 1) * memory["obs"].shape[1] + self._who
+        seen = stacked(memory["obs"], memory["first"], newest, self._stack)
+        action, extras = self._policy.act(seen, self._epsilon[self._who], self._noise)
+        _note(memory, self._slot, self._who, {"action": action, **extras})
+        return action
+
+
+def _note(memory: dict[str, Tensor], slot: Tensor, who: Tensor, notes: dict[str, Tensor]) -> None:
+    for name, value in notes.items():
+        if name not in memory:
+            shape = (*memory["action"].shape, *value.shape[1:])
+            memory[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        memory[name][slot, who] = value
 
 
 class _Mail:
