@@ -103,6 +103,7 @@ def place_threads(recipe: Recipe, device: torch.device) -> int:
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("high" if recipe.tf32 and device.type == "cuda" else "highest")
     torch.backends.cudnn.allow_tf32 = recipe.tf32
+    torch.backends.cudnn.deterministic = recipe.deterministic
     return threads
 
 

@@ -45,8 +45,11 @@ class Captured:
         if self._graph is None:
             self._capture()
         assert self._graph is not None
-        with torch.cuda.device(self._device):
+        if self._device.index in (None, torch.cuda.current_device()):  # entering it costs as much as the launch
             self._graph.replay()
+        else:
+            with torch.cuda.device(self._device):
+                self._graph.replay()
         return self._result
 
     def _capture(self) -> None:

@@ -1,12 +1,13 @@
 """What is captured on a GPU is what runs kernel by kernel; here, that the captured form of an update is the ordinary one."""
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
 
 from manyhands.actor import Actor
-from manyhands.build import Custom, Meeting, make_learner
+from manyhands.build import Custom, Meeting, make_learner, place_threads
 from manyhands.config import load_recipe
 from manyhands.graphs import Captured
 from manyhands.hosts.process import SharedBlock
@@ -181,10 +182,15 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 @GPU
 @pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "snake-gpu", "breakout-fast"])
-def test_the_same_seed_gives_the_same_run_on_a_gpu(name):
+def test_the_same_seed_gives_the_same_run_on_a_gpu(name, monkeypatch):
     updates = 40 if REAL else 4
     changes = {"env": {"workers": 0}, "memory": {"minibatches": 2}} if name == "breakout-fast" else {}
-    (clock, parameters, _), (clock_too, same, _) = (trained(small(name, **changes), updates) for _ in range(2))
+    recipe = small(name, **changes)
+    for setting in ("set_num_threads", "set_float32_matmul_precision"):  # what they are for all other tests
+        monkeypatch.setattr(torch, setting, lambda value: None)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    place_threads(replace(recipe, deterministic=True), torch.device("cuda"))
+    (clock, parameters, _), (clock_too, same, _) = (trained(recipe, updates) for _ in range(2))
     assert clock == clock_too and torch.equal(parameters, same)
 
 

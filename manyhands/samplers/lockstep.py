@@ -24,7 +24,7 @@ from manyhands.maths import random
 from manyhands.maths.stacking import push, room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.noise import Noise
-from manyhands.samplers.serving import Beside, Serving
+from manyhands.samplers.serving import Beside, Serving, note
 from manyhands.samplers.slots import learnable
 from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
 
@@ -54,6 +54,7 @@ class LockstepSampler:
         self.num_envs = sum(group.num_envs for group in groups)
         edges = np.cumsum([0, *(group.num_envs for group in groups)]).tolist()
         self._columns = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        self._who = [np.arange(a, b) for a, b in itertools.pairwise(edges)]
         self._horizon = horizon
         self._gamma = gamma
         self._seed = seed
@@ -133,12 +134,12 @@ class LockstepSampler:
         begin, columns = time.perf_counter(), self._columns[g]
         answer: Any
         if buffer.far:
-            answer = buffer.serving[g].act(t, np.arange(columns.start, columns.stop), noise.numpy())
+            answer = buffer.serving[g].act(t, self._who[g], noise.numpy())
         elif buffer.beside:
             answer = buffer.beside[g].act(t, noise)
         else:
             action, extras = policy.act(buffer.seen(t, columns), self.epsilon[columns], noise)
-            buffer.put_actions(t, columns, action, extras)
+            note(buffer.memory, t, columns, {"action": action, **extras})
             answer = action.numpy()
         served = time.perf_counter()
         self.groups[g].send(answer)
@@ -149,7 +150,7 @@ class LockstepSampler:
         begin = time.perf_counter()
         step = self.groups[g].recv()
         arrived = time.perf_counter()
-        buffer.put_step(t, g, self._columns[g], step)
+        buffer.put_step(t, g, self._columns[g], self._who[g], step)
         self.seconds["simulate"] += arrived - begin
         self.seconds["transfer"] += time.perf_counter() - arrived
 
@@ -295,22 +296,14 @@ class _Buffer:
         for first in {id(f): f for f in (self.first, self.first_side)}.values():
             first[-1, columns] = True
 
-    def put_actions(self, t: int, columns: slice, action: Tensor, extras: dict[str, Tensor]) -> None:
-        self.action[t, columns] = action
-        for name, value in extras.items():
-            if name not in self.memory:
-                shape = (*self.action.shape, *value.shape[1:])
-                self.memory[name] = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            self.memory[name][t, columns] = value
-
     @property
     def extras(self) -> dict[str, Tensor]:
         return {name: x for name, x in self.memory.items() if name not in ("obs", "first", "action")}
 
-    def put_step(self, t: int, g: int, columns: slice, step: Step) -> None:
+    def put_step(self, t: int, g: int, columns: slice, who: np.ndarray, step: Step) -> None:
         at = self._history + t + 1
         if self.far:
-            self.serving[g].put(at, np.arange(columns.start, columns.stop), step.obs, step.first)
+            self.serving[g].put(at, who, step.obs, step.first)
         else:
             self._put(self.obs, at, columns, step.obs)
             self._put(self.first, at, columns, step.first)

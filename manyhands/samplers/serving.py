@@ -41,7 +41,10 @@ class Serving:
         self._actions = _Mail((n,), torch.int64, device)
         self._put = Captured(self._keep, device, capture)
         self._act = Captured(self._choose, device, capture)
-        self._arrived = torch.cuda.Event() if device.type == "cuda" else None
+        self._arrived, self._stream = None, policy.stream
+        if device.type == "cuda":
+            self._arrived = torch.cuda.Event()
+            self._stream = policy.stream or torch.cuda.current_stream(device)  # to ask each time would cost as much as a launch
 
     def put(self, at: np.ndarray | int, who: np.ndarray, obs: Any, first: Any) -> None:
         """What the simulators `who` show becomes row `at` of the memory."""
@@ -63,7 +66,7 @@ class Serving:
         self._act_at.write(*rows.reshape(-1, len(who)), slot, who, noise.view(np.int64)[:, 0])
         self._act()
         if self._arrived is not None:
-            self._arrived.record()
+            self._arrived.record(self._stream)
             self._arrived.synchronize()
         return self._actions.here.copy()  # simulators may read it later than the next call
 
@@ -73,7 +76,7 @@ class Serving:
         seen = frames_at(memory["obs"], rows, self._stack)
         noise = words.view(torch.float32).unflatten(0, (-1, 2))
         action, extras = self._policy.act(seen, self._epsilon[who], noise)
-        _note(memory, slot, who, {"action": action, **extras})
+        note(memory, slot, who, {"action": action, **extras})
         self._actions.pinned.copy_(action, non_blocking=True)
 
 
@@ -99,11 +102,11 @@ class Beside:
         newest = (self._slot + self._stack - 1) * memory["obs"].shape[1] + self._who
         seen = stacked(memory["obs"], memory["first"], newest, self._stack)
         action, extras = self._policy.act(seen, self._epsilon[self._who], self._noise)
-        _note(memory, self._slot, self._who, {"action": action, **extras})
+        note(memory, self._slot, self._who, {"action": action, **extras})
         return action
 
 
-def _note(memory: dict[str, Tensor], slot: Tensor, who: Tensor, notes: dict[str, Tensor]) -> None:
+def note(memory: dict[str, Tensor], slot: Any, who: Any, notes: dict[str, Tensor]) -> None:
     for name, value in notes.items():
         if name not in memory:
             shape = (*memory["action"].shape, *value.shape[1:])
