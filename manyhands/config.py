@@ -210,7 +210,7 @@ class Recipe:
     """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
     deterministic: bool = True
     """On a GPU: only convolutions that add in the same order each time, so that the same seed gives the same run. Others are no
-    faster but with network.torso = 'impala', whose updates take 8 % longer with these."""
+    faster, but 8 % of an update with network.torso = 'impala', whose max-pooling adds in any order anyway."""
     bf16: bool = False
     """The network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits. For CPUs with
     instructions for it (AVX512-BF16, AMX, ARM's), where training is 1.1 to 1.3 times as fast; a GPU gains a tenth at most."""

@@ -181,11 +181,10 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 
 @GPU
-@pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "snake-gpu", "breakout-fast"])
+@pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "snake-gpu"])
 def test_the_same_seed_gives_the_same_run_on_a_gpu(name, monkeypatch):
     updates = 40 if REAL else 4
-    changes = {"env": {"workers": 0}, "memory": {"minibatches": 2}} if name == "breakout-fast" else {}
-    recipe = small(name, **changes)
+    recipe = small(name)
     for setting in ("set_num_threads", "set_float32_matmul_precision"):  # what they are for all other tests
         monkeypatch.setattr(torch, setting, lambda value: None)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
