@@ -18,11 +18,12 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import tyro
 
 from manyhands import machine
 from manyhands.bench import Bench
-from manyhands.build import Custom, find_device, place_threads
+from manyhands.build import Custom, find_device
 from manyhands.config import Recipe, load_recipe
 from manyhands.flags import override
 from manyhands.types import RunError, UsageError
@@ -65,9 +66,9 @@ def main(options: Options) -> int:
         sys.exit('give different settings, such as "" "sampler.groups=4"')
     try:
         recipes = [read(options.recipe, " ".join([*options.common, setting])) for setting in options.settings]
-        if len({(recipe.threads, recipe.tf32) for recipe in recipes}) > 1:
-            sys.exit("threads and tf32 are the whole process's: give them in --common")
-        place_threads(recipes[0], find_device(recipes[0].device))
+        if len({(recipe.device, recipe.threads, recipe.tf32, recipe.deterministic) for recipe in recipes}) > 1:
+            sys.exit("device, threads, tf32 and deterministic are the whole process's: give them in --common")
+        torch.ones(1, device=find_device(recipes[0].device))  # that a GPU wakes up is no setting's fault
         with ExitStack() as stack:
             ready, benches = [], []
             for recipe in recipes:

@@ -58,6 +58,8 @@ class Options:
     """Ways to compute them."""
     precisions: list[Precision] = field(default_factory=lambda: list(PRECISIONS))
     """Of products and convolutions."""
+    deterministic: bool = True
+    """Only convolutions that add in the same order each time."""
     repeats: int = 60
     """Updates of which the median is taken."""
     device: str = "auto"
@@ -75,9 +77,10 @@ def some_batch(recipe: Recipe, n: int, device: torch.device) -> PolicyBatch | Tr
     return PolicyBatch(images[0], action, numbers[0].log(), numbers[1], numbers[2], numbers[3], ones)
 
 
-def measure(name: Row, precision: Precision, way: Way, repeats: int, device: torch.device) -> float:
+def measure(name: Row, precision: Precision, way: Way, options: Options, device: torch.device) -> float:
     recipe_name, torso, n = ROWS[name]
-    recipe = replace(load_recipe(recipe_name, {"network": {"torso": torso}}), **PRECISIONS[precision])  # type: ignore[arg-type]
+    changes = {"network": {"torso": torso}, "deterministic": options.deterministic, **PRECISIONS[precision]}
+    recipe = load_recipe(recipe_name, changes)
     place_threads(recipe, device)
     model = make_model(recipe, recipe.algorithm, SPEC, device, Custom())
     target = Target(model, recipe.algorithm) if hasattr(recipe.algorithm, "target_period") else None
@@ -92,7 +95,7 @@ def measure(name: Row, precision: Precision, way: Way, repeats: int, device: tor
         loss = gradient(batch, 0.5, [])
         store.step(GradientInfo(0, n, loss.value.detach()))
 
-    return round(median_ms(update, repeats, device), 3)
+    return round(median_ms(update, options.repeats, device), 3)
 
 
 def main(options: Options) -> None:
@@ -115,7 +118,7 @@ def main(options: Options) -> None:
         print(f"{'ms an update':<18} {'':<9}" + "".join(f"{way:>19}" for way in ways))
     for name in options.rows:
         for precision in precisions:
-            row = {way: measure(name, precision, way, options.repeats, device) for way in ways}
+            row = {way: measure(name, precision, way, options, device) for way in ways}
             results.setdefault(name, {})[precision] = row
             if not options.json:
                 print(f"{name:<18} {precision:<9}" + "".join(f"{row[way]:>19.3f}" for way in ways), flush=True)

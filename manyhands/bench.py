@@ -29,7 +29,7 @@ from manyhands.memory.replay import ReplayConfig
 from manyhands.samplers.pipelined import PipelinedSampler
 from manyhands.stores.local import LocalConfig
 from manyhands.team import Team
-from manyhands.types import Host, RunError, Seat
+from manyhands.types import Host, RunError, Sampler, Seat
 
 WARM_UPDATES = 5  # of each learner of a team, before it is measured
 PATIENCE_S = 3600.0  # a replay on a CPU may take long to be warm
@@ -67,6 +67,10 @@ class Part:
         begin = time.perf_counter()
         next(self._rollouts)
         self._rollout_s = time.perf_counter() - begin
+
+    @property
+    def sampler(self) -> Sampler:
+        return self._learner.sampler
 
     def ready(self) -> float:
         """Who answers is there, and warm. How long a rollout took."""
@@ -148,8 +152,8 @@ class Bench:
             "steps_per_s": round(rate, 1),
             "sampling_only_steps_per_s": round(sampling, 1),
             "simulator_only_steps_per_s": round(alone, 1),
-            "fraction_of_simulator": round(rate / alone, 3),
-            "sampling_fraction_of_simulator": round(sampling / alone, 3),
+            "fraction_of_simulator": round(rate / alone, 4),
+            "sampling_fraction_of_simulator": round(sampling / alone, 4),
             "time": {name: round(sum(share[name] for share in shares) / len(shares), 3) for name in shares[0]},
         }
 

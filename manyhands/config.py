@@ -209,8 +209,8 @@ class Recipe:
     tf32: bool = True
     """On a GPU: matrix products and convolutions in TensorFloat-32, ten bits of mantissa instead of 23."""
     deterministic: bool = True
-    """On a GPU: only convolutions that add in the same order each time, so that the same seed gives the same run. Others are no
-    faster, but 8 % of an update with network.torso = 'impala', whose max-pooling adds in any order anyway."""
+    """On a GPU: only convolutions that add in the same order each time, so that the same seed gives the same run. It costs
+    nothing, except with network.torso = 'impala' (8 % of an update), whose max-pooling adds in any order anyway."""
     bf16: bool = False
     """The network up to its features in bfloat16, seven bits of mantissa; heads, losses and updates in 32 bits. For CPUs with
     instructions for it (AVX512-BF16, AMX, ARM's), where training is 1.1 to 1.3 times as fast; a GPU gains a tenth at most."""

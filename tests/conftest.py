@@ -64,6 +64,18 @@ class FixedPolicy:
 
 
 @pytest.fixture(autouse=True)
+def torch_as_it_was():
+    """Who makes a learner sets these for the whole process."""
+    cudnn = torch.backends.cudnn
+    threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    tf32, deterministic = cudnn.allow_tf32, cudnn.deterministic
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(products)
+    cudnn.allow_tf32, cudnn.deterministic = tf32, deterministic
+
+
+@pytest.fixture(autouse=True)
 def nobody_stays_behind():
     """A test that fails leaves no run behind that would slow down the others."""
     yield

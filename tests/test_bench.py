@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -13,6 +17,7 @@ from manyhands.build import Custom
 from manyhands.config import load_recipe
 
 STEP_S = 0.004
+COMPARE = Path(__file__).parents[1] / "benchmarks" / "compare.py"
 FEW: dict = {"sampler": {"num_envs": 2, "horizon": 4}, "env": {"workers": 0}, "memory": {"epochs": 1, "minibatches": 1}}
 
 
@@ -90,3 +95,22 @@ def test_simulators_alone_are_told_what_they_were_told_before():
         part.close()
     assert 0 < sum(sampled) < len(sampled), "the policy tosses a coin"
     assert len(Sleeper.told) > 20 and Sleeper.told == np.resize(sampled, len(Sleeper.told)).tolist()
+
+
+def test_settings_are_compared_in_turns():
+    def compare(*settings):
+        command = [sys.executable, COMPARE, "cartpole-ppo", *settings]
+        return subprocess.run([*command, "--seconds", "0.05", "--turns", "2", "--json"], capture_output=True, text=True)
+
+    done = compare("sampler.num-envs=2", "sampler.num-envs=4 env.workers=0")
+    assert done.returncode == 0, done.stderr
+    few, more = (json.loads(done.stdout)[name] for name in ("sampler.num-envs=2", "sampler.num-envs=4 env.workers=0"))
+    assert (few["simulators"], more["simulators"]) == (2, 4)
+    assert few["steps_per_s"] > 0 and few["fraction_of_simulator"] < 1
+    for settings, said in (
+        (("threads=1", "threads=2"), "give them in --common"),
+        (("", ""), "give different settings"),
+        (("", "sampler.num-env=2"), "did you mean"),
+    ):
+        refused = compare(*settings)
+        assert refused.returncode == 1 and said in refused.stderr and "Traceback" not in refused.stderr

@@ -1,7 +1,7 @@
 """What is captured on a GPU is what runs kernel by kernel; here, that the captured form of an update is the ordinary one."""
 
 import gc
-from dataclasses import replace
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,6 +104,8 @@ def small(name, **changes):
         changes["algorithm"] = {"clip": 0.05, "clip_anneal": True}
     elif name == "pong-ga3c":
         changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
+    elif name == "breakout-fast":
+        changes |= {"env": {"workers": 0}, "memory": {"minibatches": 2}}
     elif name == "snake-gpu":
         changes["memory"] = {"epochs": 2, "minibatches": 3}
     return load_recipe(name, changes)
@@ -123,7 +125,8 @@ def trained(recipe, updates):
 
 @GPU
 @pytest.mark.parametrize(
-    "name", ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "snake-gpu", *REPLAYING, "remembered elsewhere"]
+    "name",
+    ["pong-a2c", "pong-ppo", "overlapped", "pong-ga3c", "breakout-fast", "snake-gpu", *REPLAYING, "remembered elsewhere"],
 )
 def test_captured_training_equals_training_kernel_by_kernel(name):
     """Three updates: longer, rounding changes an action, and with it everything that follows."""
@@ -182,15 +185,30 @@ def test_an_asynchronous_device_computes_what_a_cpu_does(name, graphs):
 
 @GPU
 @pytest.mark.parametrize("name", ["pong-a2c", "overlapped", "pong-rainbow-512", "snake-gpu"])
-def test_the_same_seed_gives_the_same_run_on_a_gpu(name, monkeypatch):
-    updates = 40 if REAL else 4
-    recipe = small(name)
-    for setting in ("set_num_threads", "set_float32_matmul_precision"):  # what they are for all other tests
-        monkeypatch.setattr(torch, setting, lambda value: None)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
-    place_threads(replace(recipe, deterministic=True), torch.device("cuda"))
-    (clock, parameters, _), (clock_too, same, _) = (trained(recipe, updates) for _ in range(2))
+def test_the_same_seed_gives_the_same_run_on_a_gpu(name):
+    (clock, parameters, _), (clock_too, same, _) = (trained(small(name), 40 if REAL else 4) for _ in range(2))
     assert clock == clock_too and torch.equal(parameters, same)
+
+
+@GPU
+@SOFTWARE
+def test_what_was_captured_is_launched_on_its_own_gpu(monkeypatch):
+    device, entered = torch.device("cuda", 0), []
+    x = torch.zeros(3, device=device)
+    captured = Captured(lambda: x.add_(1), device, changes=[x])
+    captured()
+    monkeypatch.setattr(torch.cuda, "device", lambda which: entered.append(which) or nullcontext())
+    captured()
+    assert entered == []  # it is the current one
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    captured()
+    assert entered == [device] and x.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_recipe_says_whether_convolutions_are_deterministic(deterministic):
+    place_threads(load_recipe("cartpole-ppo", {"deterministic": deterministic}), torch.device("cpu"))
+    assert torch.backends.cudnn.deterministic is deterministic
 
 
 @GPU

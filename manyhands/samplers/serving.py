@@ -20,7 +20,7 @@ from manyhands.types import EnvSpec, Policy
 class Serving:
     """Serves n simulators at a time, out of and into a sampler's memory: obs and first [H+T+1, B, ...], action and what else
     act() gives [T, B, ...]. shown [B], of all that serve the same simulators: how many frames each has shown since its reset,
-    before the newest."""
+    before the newest. To be called on the policy's stream; where it has none, on the one on which this was made."""
 
     def __init__(
         self,
@@ -81,18 +81,18 @@ class Serving:
 
 
 class Beside:
-    """The same for simulators that are where their frames are."""
+    """The same for simulators that are on the GPU themselves (Snake with env.on_device)."""
 
     def __init__(
         self, policy: Policy, memory: dict[str, Tensor], who: Tensor, spec: EnvSpec, epsilon: Tensor, capture: bool = True
     ) -> None:
         self._policy, self._memory, self._who, self._stack, self._epsilon = policy, memory, who, spec.stack, epsilon
-        self._slot = torch.zeros(1, dtype=torch.int64, device=who.device)  # of no dimension torch would ask for its value
+        self._slot = torch.zeros(1, dtype=torch.int64, device=who.device)  # a 0-d index is read by torch, which waits for the GPU
         self._noise = torch.zeros(len(who), 2, device=who.device)
         self._act = Captured(self._choose, who.device, capture)
 
     def act(self, slot: int, noise: Tensor) -> Tensor:
-        """The next call overwrites them."""
+        """The actions, [n]; the next call overwrites them."""
         self._slot.fill_(slot)
         self._noise.copy_(noise)
         return self._act()

@@ -14,6 +14,8 @@ from manyhands.envs.gym import GymEnv
 from manyhands.envs.snake import SnakeEnv, SnakeGroup
 from manyhands.maths.stacking import rollout_stacks, stacked
 from manyhands.samplers.lockstep import LockstepSampler
+from manyhands.samplers.serving import Beside
+from manyhands.types import EnvSpec
 from tests.conftest import Corridor, FixedPolicy
 from tests.gpu import DEVICES, GPU
 
@@ -226,3 +228,26 @@ def test_state_continues_bit_for_bit(device, far):
         for name in ("obs", "first", "action", "reward", "cut"):
             assert torch.equal(getattr(a, name), getattr(b, name)), name
         assert torch.equal(a.extras["value"], b.extras["value"]) and a.episodes == b.episodes
+
+
+@GPU
+def test_simulators_on_the_gpu_are_shown_their_stacks_and_explore_as_told():
+    """Two slots of the last two of four simulators."""
+
+    class Exploring(FixedPolicy):
+        def act(self, obs, epsilon, noise):
+            return (noise[:, 0] < epsilon).long(), {"seen": obs.flatten(1).sum(1)}
+
+    there, spec = torch.device("cuda"), EnvSpec("rows", (1, 2), "float32", 2, 2)
+    frames = torch.arange(4.0 * 4 * 2).view(4, 4, 1, 2)  # slots, simulators, their frame
+    first = torch.zeros(4, 4, dtype=torch.bool)
+    first[2, 3] = True
+    memory = {"obs": frames.to(there), "first": first.to(there), "action": torch.zeros(2, 4, dtype=torch.int64).to(there)}
+    epsilon = torch.tensor([0.0, 0.0, 0.3, 0.6])
+    serve = Beside(Exploring(), memory, torch.arange(2, 4).to(there), spec, epsilon.to(there))
+    for slot, noise in enumerate((torch.tensor([[0.2, 0.0], [0.7, 0.0]]), torch.tensor([[0.4, 0.0], [0.5, 0.0]]))):
+        actions = serve.act(slot, noise.to(there)).cpu().tolist()
+        assert actions == [[1, 0], [0, 1]][slot] == memory["action"][slot].cpu().tolist()[2:]
+        older = frames[slot, 2:].flatten(1).sum(1) * ~first[slot + 1, 2:]  # not from before a reset
+        expected = frames[slot + 1, 2:].flatten(1).sum(1) + older
+        assert memory["seen"][slot].cpu().tolist() == [0, 0, *expected.tolist()]

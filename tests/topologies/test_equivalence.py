@@ -153,7 +153,6 @@ ON_GPU = {
 @GPU
 @pytest.mark.parametrize(("rule", "config"), ON_GPU.values(), ids=ON_GPU)
 def test_a_shared_store_works_on_a_gpu(rule, config):
-    torch.set_float32_matmul_precision("highest")  # other tests allow tf32
     model = flatten(make_model().net.cuda())
     stream = [(x.cuda(), y.cuda()) for x, y in batches()]
     store = shared_store(model, rule, **config)
