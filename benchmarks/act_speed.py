@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import tyro
+from script import run
 
 from manyhands import machine
 from manyhands.actor import Actor
@@ -88,21 +87,18 @@ def _on_the_gpu(launch: Callable[[], object], repeats: int) -> float:
 
 def main(options: Options) -> None:
     if options.repeats < 1 or not options.simulators or min(options.simulators) < 1:
-        sys.exit("--repeats and --simulators must be at least 1")
+        raise UsageError("--repeats and --simulators must be at least 1")
     results: dict[str, dict[str, dict[str, float]]] = {}
-    try:
-        device = find_device(options.device)
-        for torso in options.networks:
-            for n in options.simulators:
-                results.setdefault(torso, {})[str(n)] = row = measure(torso, n, options.repeats, device)
-                if not options.json:
-                    told = ", ".join(f"{name} {value:,.0f}" for name, value in row.items())
-                    print(f"{torso}, {n} simulators: {told} µs", flush=True)
-    except UsageError as error:
-        sys.exit(str(error))
+    device = find_device(options.device)
+    for torso in options.networks:
+        for n in options.simulators:
+            results.setdefault(torso, {})[str(n)] = row = measure(torso, n, options.repeats, device)
+            if not options.json:
+                told = ", ".join(f"{name} {value:,.0f}" for name, value in row.items())
+                print(f"{torso}, {n} simulators: {told} µs", flush=True)
     m = machine.describe()
     print(json.dumps({**results, "machine": m}) if options.json else f"on {m['gpu'] or m['cpu']}, torch {m['torch']}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__))
+    run(main, Options, __doc__)

@@ -20,13 +20,12 @@ from typing import Any
 
 import torch
 import tyro
+from script import changed, run
 
 from manyhands import machine
 from manyhands.bench import Bench
 from manyhands.build import Custom, find_device
-from manyhands.config import Recipe, load_recipe
-from manyhands.flags import override
-from manyhands.types import RunError, UsageError
+from manyhands.types import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,57 +43,56 @@ class Options:
     """Print one JSON object."""
 
 
-def read(recipe: str, setting: str) -> Recipe:
-    pairs = [option.partition("=") for option in setting.split()]
-    words = [word for name, _, value in pairs for word in (f"--{name}", value)]
-    return override(load_recipe(recipe), words, f"compare.py {recipe}")
-
-
 def line(setting: str, row: dict[str, Any]) -> str:
     train, sample, alone = (row[f"{what}steps_per_s"] for what in ("", "sampling_only_", "simulator_only_"))
     parts = f"| {train:,.0f} | {sample:,.0f} | {alone:,.0f} |"
     return f"| {setting or 'as it is'} {parts} {train / alone:.0%} | {sample / alone:.0%} | {row['ready_s']:.0f} s |"
 
 
-HEAD = "| | training, steps/s | sampling | simulators alone | training | sampling | ready |\n|---|---|---|---|---|---|---|"
+HEAD = (
+    "| | training, steps/s | sampling | simulators alone | training of that | sampling of that | ready |\n"
+    "|---|---|---|---|---|---|---|"
+)
 
 
 def main(options: Options) -> int:
     if not (0 < options.seconds < math.inf and options.turns > 0):
-        sys.exit("--seconds and --turns: must be positive numbers")
+        raise UsageError("--seconds and --turns: must be positive numbers")
     if len(set(options.settings)) < len(options.settings) or not options.settings:
-        sys.exit('give different settings, such as "" "sampler.groups=4"')
-    try:
-        recipes = [read(options.recipe, " ".join([*options.common, setting])) for setting in options.settings]
-        if len({(recipe.device, recipe.threads, recipe.tf32, recipe.deterministic) for recipe in recipes}) > 1:
-            sys.exit("device, threads, tf32 and deterministic are the whole process's: give them in --common")
-        torch.ones(1, device=find_device(recipes[0].device))  # that a GPU wakes up is no setting's fault
-        with ExitStack() as stack:
-            ready, benches = [], []
-            for recipe in recipes:
-                begin = time.perf_counter()
-                benches.append(stack.enter_context(closing(Bench(recipe, Custom()))))
-                ready.append(time.perf_counter() - begin)
+        raise UsageError('give different settings, such as "" "sampler.groups=4"')
+    recipes = [changed(options.recipe, [*options.common, *setting.split()]) for setting in options.settings]
+    if len({(recipe.device, recipe.threads, recipe.tf32, recipe.deterministic) for recipe in recipes}) > 1:
+        raise UsageError("device, threads, tf32 and deterministic are the whole process's: give them in --common")
+    torch.ones(1, device=find_device(recipes[0].device))  # that a GPU wakes up is no setting's fault
+    interrupted = False
+    with ExitStack() as stack:
+        ready, benches = [], []
+        for recipe in recipes:
+            begin = time.perf_counter()
+            benches.append(stack.enter_context(closing(Bench(recipe, Custom()))))
+            ready.append(time.perf_counter() - begin)
+        turn = 0
+        try:
             for turn in range(options.turns):
                 print(f"turn {turn + 1} of {options.turns}", file=sys.stderr)
                 for each in benches if turn % 2 == 0 else reversed(benches):
                     each.turn(options.seconds, options.seconds)
-            rows = [{**each.result(), "ready_s": round(s, 1)} for each, s in zip(benches, ready, strict=True)]
-    except (UsageError, RunError) as error:
-        sys.exit(str(error))
+        except KeyboardInterrupt:
+            if turn == 0:
+                raise
+            interrupted = True
+            print(f"interrupted in turn {turn + 1}: this is what was measured until then", file=sys.stderr)
+        rows = [{**each.result(), "ready_s": round(s, 1)} for each, s in zip(benches, ready, strict=True)]
     named = dict(zip(options.settings, rows, strict=True))
     if options.json:
         print(json.dumps({**named, "machine": machine.describe()}))
-        return 0
+        return 130 if interrupted else 0
     print("\n".join([HEAD, *(line(setting, row) for setting, row in named.items())]))
     m = machine.describe()
     what = " ".join([options.recipe, *options.common])
     print(f"\n({what}; {m['cpu']}, {m['cores']} cores, {m['gpu'] or 'no GPU'}, torch {m['torch']})")
-    return 0
+    return 130 if interrupted else 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__)))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run(main, Options, __doc__)

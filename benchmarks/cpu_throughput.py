@@ -231,6 +231,6 @@ if __name__ == "__main__":
         os.dup2(2, 1)  # whatever the libraries print is no answer
         {"manyhands": train_manyhands, "sb3": train_sb3}[who](algorithm, variant, Turns(float(seconds), answers))
     else:
-        import tyro
+        from script import run
 
-        main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+        run(main, Options, __doc__)

@@ -3,8 +3,10 @@ and the paper's own figures beside it.
 
     python benchmarks/gpu_table.py [--json] [--seconds 15] [--games Pong Breakout] [--only PPO A2C] [--out table.md]
 
-Each row is one `manyhands bench` in a process of its own. A3C and APPO have several learners on one GPU: start NVIDIA's
-Multi-Process Service first (nvidia-cuda-mps-control -d); a row says whether it was there.
+Each row is one `manyhands bench` in a process of its own, of the recipe and with the options in ROWS below: PPO and APPO have the
+paper's `nips` network, replays begin to learn after 5 000 steps, a lost life ends returns on Breakout and for Q-networks.
+A3C and APPO have several learners on one GPU: start NVIDIA's Multi-Process Service first (nvidia-cuda-mps-control -d); a row
+says whether it was there.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import tyro
+from script import changed, run
 
 from manyhands import machine
+from manyhands.types import UsageError
 
 STEPS = 50_000_000
 WARM = ["--memory.warmup-steps", "5000"]  # updates begin early: the rate with them is what is asked for
@@ -95,18 +98,21 @@ def chosen(names: list[str]) -> list[str]:
     plain = {row.lower().removeprefix("ε-"): row for row in ROWS}
     wrong = [name for name in names if name.lower().removeprefix("ε-") not in plain]
     if wrong:
-        sys.exit(f"--only {wrong[0]}: no such row (there are: {'; '.join(ROWS)})")
+        raise UsageError(f"--only {wrong[0]}: no such row (there are: {'; '.join(ROWS)})")
     return [plain[name.lower().removeprefix("ε-")] for name in names] or list(ROWS)
 
 
 def main(options: Options) -> int:
     rows = chosen(options.only)
     if not 0 < options.seconds < math.inf:
-        sys.exit(f"--seconds {options.seconds:g}: must be a positive number")
+        raise UsageError(f"--seconds {options.seconds:g}: must be a positive number")
+    for game in options.games:  # before an hour is spent
+        for name in rows:
+            changed(ROWS[name][0], [f"env.id=ALE/{game}-v5", *options.more]).env.check()
     if not torch.cuda.is_available():
         print("there is no GPU: these are a CPU's figures", file=sys.stderr)
     if options.out and not options.out.parent.is_dir():
-        sys.exit(f"--out {options.out}: no folder {options.out.parent}")
+        raise UsageError(f"--out {options.out}: no folder {options.out.parent}")
     results: dict[str, dict[str, Any]] = {}
     lines = [HEAD]
     for game in options.games:
@@ -127,7 +133,4 @@ def main(options: Options) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__)))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run(main, Options, __doc__)

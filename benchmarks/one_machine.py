@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from script import run
+
 # Who learns (recipe), where its parameters are with one learner, and with several if that differs.
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ppo": ("pong-ppo", {"name": "local"}, {"name": "allreduce"}),
@@ -124,6 +126,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    run(main, Options, __doc__)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from script import run
 
 from manyhands import machine
 from manyhands.config import Recipe, TopologyConfig
@@ -156,6 +157,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    run(main, Options, __doc__)

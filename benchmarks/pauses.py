@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,13 +19,13 @@ from itertools import pairwise
 from typing import Any, get_args
 
 import tyro
-from compare import read
+from script import changed, run
 
 from manyhands import machine
 from manyhands.bench import Part, Phase
 from manyhands.build import Custom
 from manyhands.samplers.lockstep import LockstepSampler
-from manyhands.types import RunError, UsageError
+from manyhands.types import UsageError
 
 
 @dataclass(frozen=True)
@@ -74,31 +73,25 @@ def spent(heard: list[Event]) -> dict[str, list[float]]:
 
 def main(options: Options) -> None:
     if not 0 < options.seconds < math.inf:
-        sys.exit(f"--seconds {options.seconds:g}: must be a positive number")
-    try:
-        recipe = read(options.recipe, " ".join(options.more))
-        if recipe.in_processes:
-            sys.exit(f"{options.recipe} samples in several processes")
-        with closing(Part(recipe, Custom(), 0, 1)) as part:
-            if not isinstance(part.sampler, LockstepSampler):
-                sys.exit(f"{options.recipe} does not sample in lock-step")
-            heard = listen(part.sampler)
-            for phase in get_args(Phase):
-                heard.clear()
-                measured = part.turn(phase, options.seconds)
-                total = heard[-1][0] - heard[0][0]
-                print(f"{phase}: {measured.rate:,.0f} steps/s")
-                for name, times in spent(heard).items():
-                    if times:
-                        print(f"  {name:<8} {1e3 * statistics.median(times):8.3f} ms, {sum(times) / total:6.1%}")
-    except (UsageError, RunError) as error:
-        sys.exit(str(error))
+        raise UsageError(f"--seconds {options.seconds:g}: must be a positive number")
+    recipe = changed(options.recipe, options.more)
+    if recipe.in_processes:
+        raise UsageError(f"{options.recipe} samples in several processes")
+    with closing(Part(recipe, Custom(), 0, 1)) as part:
+        if not isinstance(part.sampler, LockstepSampler):
+            raise UsageError(f"{options.recipe} does not sample in lock-step")
+        heard = listen(part.sampler)
+        for phase in get_args(Phase):
+            heard.clear()
+            measured = part.turn(phase, options.seconds)
+            total = heard[-1][0] - heard[0][0]
+            print(f"{phase}: {measured.rate:,.0f} steps/s")
+            for name, times in spent(heard).items():
+                if times:
+                    print(f"  {name:<8} {1e3 * statistics.median(times):8.3f} ms, {sum(times) / total:6.1%}")
     m = machine.describe()
     print(f"on {m['cpu']}, {m['cores']} cores, {m['gpu'] or 'no GPU'}, torch {m['torch']}")
 
 
 if __name__ == "__main__":
-    try:
-        main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run(main, Options, __doc__)

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from script import run
+
 from manyhands import machine
 from manyhands.build import Custom, check
 from manyhands.config import Recipe, load_recipe
@@ -115,6 +117,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    import tyro
-
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    run(main, Options, __doc__)

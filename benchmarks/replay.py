@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import tyro
+from script import run
 
 from manyhands import machine
 from manyhands.build import Custom, make_model, place_threads
@@ -136,4 +136,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,)))
+    run(main, Options, __doc__)

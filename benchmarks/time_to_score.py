@@ -16,10 +16,17 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tyro
+from script import run
+
+from manyhands import machine
+from manyhands.config import load_recipe
+from manyhands.flags import override
+from manyhands.types import UsageError
 
 
 @dataclass(frozen=True)
@@ -44,21 +51,22 @@ TELL_S = 30.0  # how often it says where it is
 OURS = ("--seed", "--run-dir", "--json", "--dry-run")  # what it tells train itself, or could not do with
 
 
-def check(options: Options, more: list[str]) -> str | None:
-    """What is wrong with them."""
+def check(options: Options, more: list[str]) -> None:
     if not options.score or not all(math.isfinite(score) for score in options.score):
-        return "--score: give numbers"
+        raise UsageError("--score: give numbers")
     if not 0 < options.limit_s < math.inf:
-        return f"--limit-s {options.limit_s:g}: must be a positive number"
+        raise UsageError(f"--limit-s {options.limit_s:g}: must be a positive number")
     if options.episodes < 0:
-        return f"--episodes {options.episodes}: must not be negative"
+        raise UsageError(f"--episodes {options.episodes}: must not be negative")
     if len(set(options.seeds)) < len(options.seeds) or not options.seeds or min(options.seeds) < 0:
-        return f"--seeds {' '.join(map(str, options.seeds))}: give different ones, none negative"
+        raise UsageError(f"--seeds {' '.join(map(str, options.seeds))}: give different ones, none negative")
     for word in more:
         if word.partition("=")[0] in OURS:
-            return f"{word}: not behind --; seeds are given by --seeds, folders by --out"
-    taken = [run for seed in options.seeds if (run := folder(options, seed)).exists()]
-    return f"{taken[0]} exists already: give another --out, or remove it" if taken else None
+            raise UsageError(f"{word}: not behind --; seeds are given by --seeds, folders by --out")
+    override(load_recipe(options.recipe), more, options.recipe)
+    taken = [place for seed in options.seeds if (place := folder(options, seed)).exists()]
+    if taken:
+        raise UsageError(f"{taken[0]} exists already: give another --out, or remove it")
 
 
 def folder(options: Options, seed: int) -> Path:
@@ -124,7 +132,8 @@ def train(options: Options, seed: int, more: list[str]) -> dict[str, Any]:
         "best": max(means, default=None),
         "curve": [[row["step"], round((starting or 0.0) + row["time_s"], 3), row["return_mean"]] for row in rows],
         "started_after_s": starting and round(starting, 1),
-        "steps_per_s": rows[-1]["step"] / rows[-1]["time_s"] if rows else None,
+        "steps_per_s": round(rows[-1]["step"] / rows[-1]["time_s"], 1) if rows else None,
+        "machine": machine.describe(),
     }
     if options.episodes and rows and not interrupted:
         arguments = [str(run), "--episodes", str(options.episodes), "--actions", options.actions, "--json"]
@@ -164,7 +173,8 @@ def draw(options: Options) -> None:
         result = json.loads(path.read_text())
         rows = [(seconds, mean) for _, seconds, mean in result["curve"] if mean is not None]
         if rows:
-            curves[f"seed {result['seed']}"] = zip(*rows, strict=True)
+            label = " ".join([f"seed {result['seed']}", *result["options"]])
+            curves[label] = zip(*rows, strict=True)
     if not curves:
         return
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -180,7 +190,7 @@ def draw(options: Options) -> None:
 
 
 def summary(options: Options, result: dict[str, Any]) -> str:
-    parts = []
+    parts = ["interrupted"] if result["interrupted"] else []
     for score in options.score:
         moment = result["reached"].get(str(score))
         parts.append(f"{score:g} after {_told(moment)}" if moment else f"{score:g} not reached")
@@ -195,13 +205,8 @@ def summary(options: Options, result: dict[str, Any]) -> str:
     return f"{options.recipe}, seed {result['seed']}: {'; '.join(parts)}"
 
 
-def main() -> int:
-    words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
-    options, more = tyro.cli(Options, args=words[:at], description=f"{__doc__}"), words[at + 1 :]
-    if wrong := check(options, more):
-        print(wrong, file=sys.stderr)
-        return 2
+def main(options: Options, more: list[str]) -> int:
+    check(options, more)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     options.out.mkdir(parents=True, exist_ok=True)
     missed = False
@@ -216,4 +221,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    words = sys.argv[1:]
+    at = words.index("--") if "--" in words else len(words)
+    run(partial(main, more=words[at + 1 :]), Options, __doc__, words[:at])

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
-import tyro
 from replay import median_ms
+from script import run
 
 from manyhands import machine
 from manyhands.build import Custom, find_device, make_model, place_threads
@@ -99,32 +99,34 @@ def measure(name: Row, precision: Precision, way: Way, options: Options, device:
 
 
 def main(options: Options) -> None:
-    try:
-        device = find_device(options.device)
-    except UsageError as error:
-        sys.exit(str(error))
+    device = find_device(options.device)
     if options.repeats < 1:
-        sys.exit(f"--repeats {options.repeats}: must be at least 1")
+        raise UsageError(f"--repeats {options.repeats}: must be at least 1")
     on_gpu = device.type == "cuda"
     ways = [way for way in options.ways if on_gpu or "captured" not in way]
     precisions = [name for name in options.precisions if on_gpu or name == "float32"]
     left_out = sorted({*options.ways, *options.precisions} - {*ways, *precisions})
     if left_out:
         print(f"on {device} there is no {', '.join(left_out)}", file=sys.stderr)
-    if not ways or not precisions:
-        sys.exit("nothing is left to measure")
+    if not ways or not precisions or not options.rows:
+        raise UsageError("nothing is left to measure")
     results: dict[str, dict[str, dict[str, float]]] = {}
     if not options.json:
         print(f"{'ms an update':<18} {'':<9}" + "".join(f"{way:>19}" for way in ways))
     for name in options.rows:
         for precision in precisions:
-            row = {way: measure(name, precision, way, options, device) for way in ways}
-            results.setdefault(name, {})[precision] = row
+            row = results.setdefault(name, {}).setdefault(precision, {})
+            told = f"{name:<18} {precision:<9}"
+            for way in ways:
+                row[way] = measure(name, precision, way, options, device)
+                if not options.json:
+                    print(f"{told}{row[way]:>19.3f}", end="", flush=True)
+                    told = ""
             if not options.json:
-                print(f"{name:<18} {precision:<9}" + "".join(f"{row[way]:>19.3f}" for way in ways), flush=True)
+                print()
     m = machine.describe()
     print(json.dumps({**results, "machine": m}) if options.json else f"on {m['gpu'] or m['cpu']}, torch {m['torch']}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, config=(tyro.conf.FlagCreatePairsOff,), description=__doc__))
+    run(main, Options, __doc__)

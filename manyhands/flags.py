@@ -8,7 +8,7 @@ import difflib
 import io
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tyro
@@ -79,9 +79,15 @@ def _checked_numbers(arguments: list[str], flags: dict[str, Any]) -> list[str]:
     return words
 
 
-def parse(target: Any, arguments: list[str], program: str, default: Any = None, description: str | None = None) -> Any:
+def parse(
+    target: Any,
+    arguments: list[str],
+    program: str,
+    default: Any = None,
+    description: str | None = None,
+    config: Sequence[Any] = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
+) -> Any:
     """tyro, with its error boxes folded into one line."""
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff)
     extra = {} if default is None else {"default": default}
     errors = io.StringIO()
     try:
@@ -100,7 +106,7 @@ def _fold(box: str) -> str:
     text = " ".join(lines)
     for end in ("For full helptext", "Full helptext", "Argument helptext"):
         text = text.split(end)[0]
-    for twice in ("Invalid choice ", "Missing argument ", "Value error"):  # the heading of the box
+    for twice in ("Invalid choice ", "Missing argument ", "Value error", "Unrecognized options "):  # the heading of the box
         text = text.removeprefix(twice)
     return text.strip() or "cannot read the arguments"
 

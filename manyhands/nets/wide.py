@@ -58,7 +58,8 @@ class _Product(torch.autograd.Function):
 
 
 def _by_onednn(x: Tensor) -> bool:
-    return ONEDNN and x.dtype == torch.float32 and x.numel() > 0
+    # torch's compiler does not know the operation.
+    return ONEDNN and x.dtype == torch.float32 and x.numel() > 0 and not torch.compiler.is_compiling()
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
