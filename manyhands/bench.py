@@ -164,7 +164,9 @@ def bench(recipe: Recipe, custom: Custom, seconds: float, say: Callable[[str], N
         say(f"warning: {doubt}")
     warmup = recipe.memory.warmup_steps if isinstance(recipe.memory, ReplayConfig) else 0
     random = f"{warmup:,} steps of random play (--memory.warmup-steps), then " if warmup else ""
-    say(f"warming up: {random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
+    apart = f"up to {sampler.decorrelate_steps:,} random steps of each, " if sampler.decorrelate_steps else ""
+    simulators = sampler.num_envs * recipe.actors
+    say(f"warming up: {simulators:,} simulators, {apart}{random}two rollouts of {sampler.horizon * sampler.num_envs:,} steps")
     with closing(Bench(recipe, custom)) as measured:
         many = recipe.in_processes
         together = f"{recipe.topology.learners} learners together and each for itself, both" if many else "training"

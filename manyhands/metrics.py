@@ -140,7 +140,7 @@ class Display:
         if self._progress is not None:
             shown = "–" if return_mean is None else f"{return_mean:.2f}"
             left = format_seconds((self._total - step) / rate) if rate else "–"
-            text = f"{step:,}/{self._total:,} steps  {rate:,.0f}/s  return {shown}  {left} left"
+            text = f"{step:,}/{self._total:,} steps  {_rate(rate)}  return {shown}  {left} left"
             self._progress.update(self._task, completed=min(step, self._total), text=text)
 
     def report(self, row: dict[str, Any]) -> None:
@@ -155,7 +155,7 @@ class Display:
         shown = "–" if return_mean is None else f"{return_mean:.2f}"
         smooth = self._rate.value() or rate
         left = format_seconds(max(self._total - step, 0) / smooth) if smooth else "–"
-        print(f"{step:>12,} steps  {rate:>8,.0f}/s  return {shown:>8}  {left:>8} left", file=sys.stderr, flush=True)
+        print(f"{step:>12,} steps  {_rate(rate):>10}  return {shown:>8}  {left:>8} left", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._progress is not None:
@@ -187,3 +187,8 @@ def format_seconds(seconds: float) -> str:
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def _rate(steps_per_s: float) -> str:
+    """Before the second report nothing is known."""
+    return f"{steps_per_s:,.0f}/s" if steps_per_s else "–"
