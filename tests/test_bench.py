@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from manyhands.build import Custom
 from manyhands.config import load_recipe
 
 STEP_S = 0.004
-COMPARE = Path(__file__).parents[1] / "benchmarks" / "compare.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 FEW: dict = {"sampler": {"num_envs": 2, "horizon": 4}, "env": {"workers": 0}, "memory": {"epochs": 1, "minibatches": 1}}
 
 
@@ -99,7 +100,7 @@ def test_simulators_alone_are_told_what_they_were_told_before():
 
 def test_settings_are_compared_in_turns():
     def compare(*settings):
-        command = [sys.executable, COMPARE, "cartpole-ppo", *settings]
+        command = [sys.executable, BENCHMARKS / "compare.py", "cartpole-ppo", *settings]
         return subprocess.run([*command, "--seconds", "0.05", "--turns", "2", "--json"], capture_output=True, text=True)
 
     done = compare("sampler.num-envs=2", "sampler.num-envs=4 env.workers=0")
@@ -113,4 +114,17 @@ def test_settings_are_compared_in_turns():
         (("", "sampler.num-env=2"), "did you mean"),
     ):
         refused = compare(*settings)
-        assert refused.returncode == 1 and said in refused.stderr and "Traceback" not in refused.stderr
+        assert refused.returncode == 2 and said in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_pauses_are_told_of_each_phase():
+    command = [sys.executable, BENCHMARKS / "pauses.py", "cartpole-ppo", "--more", "sampler.kind=alternating", "env.workers=0"]
+    done = subprocess.run([*command, "--seconds", "0.3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    phases = re.split(r"^(train|sample|simulate): .* steps/s$", done.stdout, flags=re.MULTILINE)[1:]
+    assert phases[::2] == ["train", "sample", "simulate"]
+    shares = [dict(re.findall(r"(\w+) .* ms, +([\d.]+)%", text)) for text in phases[1::2]]
+    for share in shares:
+        assert 50 < sum(map(float, share.values())) < 100.5
+    train, _, simulate = (float(share.get("between", 0)) for share in shares)
+    assert train > 5 > simulate, "it learns between two rollouts"
