@@ -101,7 +101,7 @@ def small(name, **changes):
         name, changes["memory"] = "pong-rainbow-512", {"capacity": 2000, "batch": 16, "warmup_steps": 64, "device": "cpu"}
     elif name == "overlapped":
         name, changes["memory"] = "pong-ppo", {"epochs": 2, "minibatches": 3, "overlap": True}  # of two sizes
-        changes["algorithm"] = {"clip": 0.05, "clip_anneal": True}
+        changes["algorithm"] = {"clip": 0.05, "clip_anneal": True, "entropy_anneal": True}
     elif name == "pong-ga3c":
         changes["sampler"] = {"num_envs": 4, "serve": 4, "horizon": 8, "pieces": 4}
     elif name == "breakout-fast":

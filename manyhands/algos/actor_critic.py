@@ -23,6 +23,8 @@ class ActorCritic:
     """1: n-step returns over the rollout; lower: generalised advantage estimation."""
     entropy_coef: float = 0.01
     """β, the bonus on the policy's entropy."""
+    entropy_anneal: bool = False
+    """Lower the bonus linearly to zero over the run."""
     value_coef: float = 0.5
     """c, the weight of the value loss."""
     normalise_advantage: bool = False
@@ -76,7 +78,8 @@ class ActorCritic:
         entropy = policy.weighted_mean(policy.entropy(log_probs), batch.weight)
         policy_loss = -policy.weighted_mean(policy_gain, batch.weight)
         value_loss = policy.weighted_mean((batch.value_target - value) ** 2, batch.weight)
-        total = self.loss_scale * (policy_loss - self.entropy_coef * entropy + self.value_coef * value_loss)
+        beta = self.entropy_coef * (1 - progress) if self.entropy_anneal else self.entropy_coef
+        total = self.loss_scale * (policy_loss - beta * entropy + self.value_coef * value_loss)
         metrics = {"loss": total, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **extra}
         return Loss(total, {name: x.detach() for name, x in metrics.items()})
 

@@ -50,6 +50,16 @@ def test_actor_critic_by_hand():
     assert loss.metrics["value_loss"].item() == pytest.approx(value)
 
 
+@pytest.mark.parametrize(("progress", "left"), [(0.0, 1.0), (0.75, 0.25), (1.0, 0.0)])
+def test_the_bonus_on_entropy_anneals(progress, left):
+    h = (entropy([0.25, 0.75]) + entropy([0.5, 0.5])) / 2
+    bonus = [
+        algorithm.loss(Says(*NET), None, batch(), progress).value.item()
+        for algorithm in (ActorCritic(entropy_coef=0.1, entropy_anneal=True), ActorCritic(entropy_coef=0.0))
+    ]
+    assert bonus[0] - bonus[1] == pytest.approx(-0.1 * left * h, abs=1e-6)
+
+
 def test_epsilon_inside_the_logarithm():
     algorithm = ActorCritic(entropy_coef=0.0, value_coef=0.0, log_epsilon=0.1)
     loss = algorithm.loss(Says(*NET), None, batch(), 0.0)
