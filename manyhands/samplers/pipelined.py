@@ -20,7 +20,7 @@ from manyhands.maths.stacking import room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.lockstep import LIVES
 from manyhands.samplers.noise import Noise
-from manyhands.samplers.serving import Serving
+from manyhands.samplers.serving import Serving, note
 from manyhands.samplers.slots import learnable
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
@@ -145,10 +145,7 @@ class PipelinedSampler:
         pieces = self._pieces_open
         seen = stacked(pieces["obs"], pieces["first"], (at + self._H) * self.num_envs + who, self.spec.stack)
         action, extras = policy.act(seen, self.epsilon[who], noise)
-        for name, value in {"action": action, **extras}.items():
-            if name not in pieces:
-                pieces[name] = torch.zeros(self._T, self.num_envs, *value.shape[1:], dtype=value.dtype)
-            pieces[name][at, who] = value
+        note(pieces, at, who, {"action": action, **extras})
         return action.numpy()
 
     def _serving(self, n: int) -> Serving:

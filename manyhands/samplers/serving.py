@@ -107,6 +107,7 @@ class Beside:
 
 
 def note(memory: dict[str, Tensor], slot: Any, who: Any, notes: dict[str, Tensor]) -> None:
+    """What acting gave for the simulators `who` in that slot; for a name that is new there is room from then on."""
     for name, value in notes.items():
         if name not in memory:
             shape = (*memory["action"].shape, *value.shape[1:])
