@@ -25,6 +25,7 @@ from manyhands.config import load_recipe
 from manyhands.graphs import on
 from manyhands.maths.stacking import room_for_frames
 from manyhands.samplers.serving import Serving
+from manyhands.samplers.slots import ANSWER
 from manyhands.types import EnvSpec, UsageError
 
 SPEC = EnvSpec("ALE/Pong-v5", (1, 84, 84), "uint8", 4, 6, 4)
@@ -54,16 +55,16 @@ def measure(torso: str, n: int, repeats: int, device: torch.device) -> dict[str,
     memory = {
         "obs": room_for_frames(rows, n, SPEC.frame, torch.uint8, device),
         "first": torch.zeros(rows, n, dtype=torch.bool, device=device),
-        "action": torch.zeros(SLOTS, n, dtype=torch.int64, device=device),
+        **{name: torch.zeros(SLOTS, n, dtype=torch.int64, device=device) for name in ("action", "answers")},
     }
-    who, first, noise = np.arange(n), np.zeros(n, bool), np.zeros((n, 2), np.float32)
+    who, answers, noise = np.arange(n), np.zeros(n, ANSWER), np.zeros((n, 2), np.float32)
     frames = np.random.default_rng(0).integers(0, 256, (n, *SPEC.frame), np.uint8)
     with on(actor.stream):
         serving = Serving(actor, memory, n, SPEC, torch.zeros(n, device=device), np.zeros(n, np.int64))
         spent: dict[str, list[float]] = {"frames": [], "act": []}
         for i in range(repeats + 10):
             begin = time.perf_counter()
-            serving.put(SPEC.stack + i % SLOTS, who, frames, first)
+            serving.put(SPEC.stack + i % SLOTS, who, frames, answers)
             kept = time.perf_counter()
             serving.act(i % SLOTS, who, noise)
             spent["frames"].append(kept - begin)

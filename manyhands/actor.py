@@ -17,7 +17,7 @@ from torch import Tensor
 from manyhands.nets.flat import Model
 from manyhands.types import Algorithm, Rollout, Step, UsageError
 
-TAKEN = frozenset(f.name for cls in (Rollout, Step) for f in fields(cls)) | {"reset"}  # in what samplers write down
+TAKEN = frozenset(f.name for cls in (Rollout, Step) for f in fields(cls)) | {"answers", "reset"}  # in what samplers write down
 
 
 class Actor:

@@ -230,8 +230,8 @@ def test_nobody_waits_for_a_gpu_but_for_actions(name, gpu):
             next(rollouts)
         updates = learner.clock.updates - updates
         acts = 5 * 8 * (1 if name == "pong-ga3c" else 2)  # slots, groups
-        if name == "snake-gpu":  # its actions stay there; rewards, ends and resets come here to be counted
-            acts = 5 * 4
+        if name == "snake-gpu":  # its actions stay there; what simulators answered comes here once a rollout, to be counted
+            acts = 5
         # A shared store waits for each gradient, and may keep its locks no longer than it needs, also when it is read.
         theirs = updates + (updates + 5) * 3 if shared else 0
         assert updates >= 5 and gpu.waits - before == acts + theirs

@@ -129,8 +129,7 @@ class _OfRollout:
             fixed: dict[str, Any] = {name: x for name, x in self._static.items() if name in own}
             rollout = replace(rollout, extras=extras, **fixed)
             self._graph = Captured(lambda: self._function(rollout), rollout.obs.device)
-        for name, x in tensors.items():
-            self._static[name].copy_(x)
+        torch._foreach_copy_(list(self._static.values()), [tensors[name] for name in self._static])
         return self._graph()
 
 

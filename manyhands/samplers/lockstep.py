@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyhands.graphs import on
+from manyhands.graphs import Captured, on
 from manyhands.maths import random
 from manyhands.maths.stacking import push, room_for_frames, stacked
 from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.noise import Noise
 from manyhands.samplers.serving import Beside, Serving, note
-from manyhands.samplers.slots import learnable
-from manyhands.types import EnvGroup, Policy, Rollout, Seat, Step
+from manyhands.samplers.slots import ANSWER, learnable, parts, write_down
+from manyhands.types import EnvGroup, Episode, Policy, Rollout, Seat, Step
 
 LIFE_SLOTS = 1 << 40  # a learner in the place of a lost one draws other random numbers
 LIVES = 1000  # resumes that a learner may see before its seeds meet those of its successor
@@ -114,12 +114,16 @@ class LockstepSampler:
                     if not self._overlap:
                         with on(acting):
                             self._receive(g, buffer, t)
+            # When the last answers are there nobody simulates: what can be counted before is counted before.
+            early = self._horizon - 1 if buffer.side.type == "cpu" else 0  # from a GPU all come over at once
+            self._count(buffer, slice(0, early))
             if self._overlap:
                 with on(acting):
                     for g in range(len(self.groups)):
                         self._receive(g, buffer, self._horizon - 1)
             if acting is not None:
                 torch.cuda.current_stream().wait_stream(acting)
+            self._count(buffer, slice(early, self._horizon))
             self._slot += self._horizon
             yield self._finish(buffer, policy.version)
 
@@ -154,25 +158,26 @@ class LockstepSampler:
         self.seconds["simulate"] += arrived - begin
         self.seconds["transfer"] += time.perf_counter() - arrived
 
+    def _count(self, buffer: _Buffer, slots: slice) -> None:
+        """The steps and the finished episodes of these slots, which follow those counted before."""
+        if slots.start == slots.stop:
+            return
+        answers = buffer.answers_here()[slots]
+        reset = answers["first"]
+        buffer.steps += reset.size - int(np.count_nonzero(reset))
+        buffer.episodes += self._tracker.update(answers["reward"], answers["terminated"] | answers["truncated"], reset)
+
     def _finish(self, buffer: _Buffer, version: int) -> Rollout:
-        reset = buffer.first_side[self._history + 1 :]  # [T, B] the slot only reset
-        ended = buffer.terminated | buffer.truncated
-        episodes = self._tracker.update(
-            *(x.cpu().numpy() for x in (buffer.reward, ended, reset)),
-        )
-        life_lost = buffer.life_lost if self._life_loss else None
-        flags = (buffer.terminated, buffer.truncated, life_lost, reset)
-        side = learnable(buffer.reward, *flags, self._gamma, self._reward_clip)
         return Rollout(
             obs=buffer.obs,
             first=buffer.first,
             action=buffer.action,
-            **{name: x.to(self._device, non_blocking=True) for name, x in side.items()},
+            **buffer.learnable(),
             extras=buffer.extras,
-            version=torch.full_like(buffer.action, version),
-            steps=int(reset.numel() - reset.sum()),
+            version=torch.tensor(version).expand(buffer.action.shape),
+            steps=buffer.steps,
             stack=self.spec.stack,
-            episodes=episodes,
+            episodes=buffer.episodes,
             stacks=buffer.stacks,
             queue=None,
         )
@@ -238,7 +243,7 @@ class LockstepSampler:
 
 
 class _Buffer:
-    """A rollout being filled. Frames live on the learner's device, rewards and flags on the simulators' side."""
+    """A rollout being filled, on the learner's device. Answers are also beside the simulators, where episodes are counted."""
 
     def __init__(self, sampler: LockstepSampler, group: EnvGroup) -> None:
         T, B, H = sampler._horizon, sampler.num_envs, sampler._history
@@ -247,12 +252,15 @@ class _Buffer:
         self._history, self._horizon = H, T
         self.obs = room_for_frames(H + T + 1, B, spec.frame, getattr(torch, spec.dtype), device)
         self.first = torch.zeros(H + T + 1, B, dtype=torch.bool, device=device)
-        self.first_side = self.first if self.side == device else torch.zeros_like(self.first, device=self.side)
-        self.action = torch.zeros(T, B, dtype=torch.int64, device=device)
-        self.reward = torch.zeros(T, B, device=self.side)
-        self.terminated, self.truncated, self.life_lost = torch.zeros(3, T, B, dtype=torch.bool, device=self.side)
-        self.memory = {"obs": self.obs, "first": self.first, "action": self.action}  # and what else acting gives
+        self.action, answers = torch.zeros(2, T, B, dtype=torch.int64, device=device)
+        self.memory = {"obs": self.obs, "first": self.first, "action": self.action, "answers": answers}
+        self._own = set(self.memory)  # other names are what acting gives besides
         self.far = device.type == "cuda" and self.side.type == "cpu"
+        self._answers = torch.zeros_like(answers, device=self.side) if self.far else answers
+        self._parts = parts(self._answers)
+        how = (sampler._life_loss, sampler._gamma, sampler._reward_clip)
+        self.learnable = Captured(lambda: learnable(answers, *how), device, sampler._capture)
+        self.steps, self.episodes = 0, list[Episode]()
         self.serving: list[Serving] = []
         self.beside: list[Beside] = []
         self._stack, self._simulators = spec.stack, sampler._simulators
@@ -264,8 +272,8 @@ class _Buffer:
 
     def begin(self, previous: _Buffer) -> None:
         """Start with the last frames of the previous rollout."""
-        # Flags beside the simulators are copied there: from the GPU one would have to wait for it.
-        self._copy_tail(previous.tail(), previous.first_side[-self._history - 1 :], slice(0, self._history + 1))
+        self.steps, self.episodes = 0, []
+        self._copy_tail(previous.tail(), slice(0, self._history + 1))
         if self.stacks is not None:
             self.stacks[0] = self._gather(0, self._simulators)
 
@@ -283,36 +291,37 @@ class _Buffer:
 
     def load_tail(self, tail: dict[str, Tensor]) -> None:
         """As this rollout's end, where the next begin() looks for it."""
-        self._copy_tail(tail, tail["first"], slice(-self._history - 1, None))
+        self._copy_tail(tail, slice(-self._history - 1, None))
 
-    def _copy_tail(self, tail: dict[str, Tensor], first_side: Tensor, where: slice) -> None:
+    def _copy_tail(self, tail: dict[str, Tensor], where: slice) -> None:
         self.obs[where].copy_(tail["obs"])
         self.first[where].copy_(tail["first"])
-        if self.first_side is not self.first:
-            self.first_side[where].copy_(first_side)
 
     def put_start(self, columns: slice, step: Step) -> None:
         self._put(self.obs, -1, columns, step.obs)
-        for first in {id(f): f for f in (self.first, self.first_side)}.values():
-            first[-1, columns] = True
+        self.first[-1, columns] = True
 
     @property
     def extras(self) -> dict[str, Tensor]:
-        return {name: x for name, x in self.memory.items() if name not in ("obs", "first", "action")}
+        return {name: x for name, x in self.memory.items() if name not in self._own}
+
+    def answers_here(self) -> np.ndarray:
+        """[T, B] of ANSWER. Where the simulators are on a GPU that waits for them."""
+        return self._answers.cpu().numpy().view(ANSWER)
 
     def put_step(self, t: int, g: int, columns: slice, who: np.ndarray, step: Step) -> None:
         at = self._history + t + 1
+        if self.side.type == "cpu":
+            answers = self.answers_here()[t, columns]
+            write_down(step, answers)
+        else:
+            for name, part in self._parts.items():
+                self._put(part, t, columns, getattr(step, name))
         if self.far:
-            self.serving[g].put(at, who, step.obs, step.first)
+            self.serving[g].put(at, who, step.obs, answers)
         else:
             self._put(self.obs, at, columns, step.obs)
             self._put(self.first, at, columns, step.first)
-        if self.first_side is not self.first:
-            self._put(self.first_side, at, columns, step.first)
-        self._put(self.reward, t, columns, step.reward)
-        self._put(self.terminated, t, columns, step.terminated)
-        self._put(self.truncated, t, columns, step.truncated)
-        self._put(self.life_lost, t, columns, step.life_lost)
         if self.stacks is not None:
             memory = self._stacks_memory
             push(memory[t, columns], np.asarray(step.obs), np.asarray(step.first), memory[t + 1, columns])

@@ -21,7 +21,7 @@ from manyhands.samplers.episodes import EpisodeTracker
 from manyhands.samplers.lockstep import LIVES
 from manyhands.samplers.noise import Noise
 from manyhands.samplers.serving import Serving, note
-from manyhands.samplers.slots import learnable
+from manyhands.samplers.slots import ANSWER, learnable, write_down
 from manyhands.types import Episode, PartialGroup, Policy, Rollout, Seat, Step
 
 LIFE_SLOTS = 1 << 32  # simulators that were started anew draw other random numbers
@@ -55,7 +55,7 @@ class PipelinedSampler:
         self.seconds = {"simulate": 0.0, "transfer": 0.0, "act": 0.0}
         self._tracker = EpisodeTracker(self.num_envs)
         self._episodes: list[Episode] = []
-        # Pieces being filled, one a simulator. Frames live on the learner's device, rewards and flags with the simulators.
+        # Pieces being filled, one a simulator, on the learner's device; what is to be counted or told is here.
         T, B, H = self._T, self.num_envs, self._H
         self._t = np.full(B, -1)  # slots of each piece so far; -1: not even reset
         self._slots = np.zeros(B, np.int64)  # of each simulator, since it was started
@@ -64,9 +64,9 @@ class PipelinedSampler:
             "obs": room_for_frames(H + T + 1, B, self.spec.frame, getattr(torch, self.spec.dtype), device),
             "first": torch.zeros(H + T + 1, B, dtype=torch.bool, device=device),
             "action": torch.zeros(T, B, dtype=torch.int64, device=device),
+            "answers": torch.zeros(T, B, dtype=torch.int64, device=device),
             "version": torch.zeros(T, B, dtype=torch.int64),
-            "reward": torch.zeros(T, B),
-            **{name: torch.zeros(T, B, dtype=torch.bool) for name in ("terminated", "truncated", "life_lost", "reset")},
+            "reset": torch.zeros(T, B, dtype=torch.bool),
         }
         self._far = device.type == "cuda"  # the simulators are elsewhere than their frames
         self._own = set(self._pieces_open)  # other names are what acting gives besides
@@ -102,18 +102,19 @@ class PipelinedSampler:
     def _take(self, ids: np.ndarray, step: Step) -> None:
         """What the simulators answered goes into their pieces; those that are full go into the queue."""
         at, known = self._t[ids], self._t[ids] >= 0
-        first, ended = np.asarray(step.first), np.asarray(step.terminated) | np.asarray(step.truncated)
+        answers = np.empty(len(ids), ANSWER)
+        write_down(step, answers)
+        # Who answers for the first time answers nothing yet: that lands in the last slot of its piece (-1), which is still empty.
         if self._far:
-            self._serving(len(ids)).put(at + self._H + 1, ids, step.obs, first)
+            self._serving(len(ids)).put(at + self._H + 1, ids, step.obs, answers)
         else:
             self._put("obs", at + self._H + 1, ids, step.obs)
-            self._put("first", at + self._H + 1, ids, first)
-        slots, who = at[known], ids[known]
-        for name in ("reward", "terminated", "truncated", "life_lost"):
-            self._put(name, slots, who, np.asarray(getattr(step, name))[known])
-        self._put("reset", slots, who, first[known])
-        reward = np.asarray(step.reward)[known]
-        self._episodes += self._tracker.update(reward[None], ended[known][None], first[known][None], who)
+            self._put("first", at + self._H + 1, ids, answers["first"])
+            self._put("answers", at, ids, answers.view(np.int64))
+        self._put("reset", at, ids, answers["first"])
+        told = answers[known][None]
+        ended = told["terminated"] | told["truncated"]
+        self._episodes += self._tracker.update(told["reward"], ended, told["first"], ids[known])
         self._t[ids] += 1
         full = ids[self._t[ids] == self._T]
         if len(full):
@@ -162,15 +163,12 @@ class PipelinedSampler:
         taken = {name: x[:, :n] for name, x in queue.items()}
         self._queue = [{name: x[:, n:] for name, x in queue.items()}]
         self._waiting -= n
-        life_lost = taken["life_lost"] if self._life_loss else None
-        flags = (taken["terminated"], taken["truncated"], life_lost, taken["reset"])
-        side = learnable(taken["reward"], *flags, self._gamma, self._reward_clip)
         episodes, self._episodes = self._episodes, []
         return Rollout(
             obs=taken["obs"],
             first=taken["first"],
             action=taken["action"],
-            **{name: x.to(self._device, non_blocking=True) for name, x in side.items()},
+            **learnable(taken["answers"], self._life_loss, self._gamma, self._reward_clip),
             extras={name: x for name, x in taken.items() if name not in self._own},
             version=taken["version"],
             steps=int((~taken["reset"]).sum()),

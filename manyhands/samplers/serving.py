@@ -14,13 +14,14 @@ from torch import Tensor
 
 from manyhands.graphs import Captured
 from manyhands.maths.stacking import frames_at, rows_of_stacks, stacked
+from manyhands.samplers.slots import parts
 from manyhands.types import EnvSpec, Policy
 
 
 class Serving:
-    """Serves n simulators at a time, out of and into a sampler's memory: obs and first [H+T+1, B, ...], action and what else
-    act() gives [T, B, ...]. shown [B], of all that serve the same simulators: how many frames each has shown since its reset,
-    before the newest. To be called on the policy's stream; where it has none, on the one on which this was made."""
+    """Serves n simulators at a time, out of and into a sampler's memory: obs and first [H+T+1, B, ...], action, answers and
+    what else act() gives [T, B, ...]. shown [B], of all that serve the same simulators: how many frames each has shown since its
+    reset, before the newest. To be called on the policy's stream; where it has none, on the one on which this was made."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Serving:
         self._policy, self._memory, self._stack, self._epsilon, self._shown = policy, memory, spec.stack, epsilon, shown
         # What travels waits in page-locked memory: from there a copy needs nobody's attention.
         self._frames = _Mail((n, *spec.frame), getattr(torch, spec.dtype), device)
-        self._put_at = _Mail((3, n), torch.int64, device)
+        self._put_at = _Mail((4, n), torch.int64, device)
         self._act_at = _Mail((self._stack + 3, n), torch.int64, device)
         self._actions = _Mail((n,), torch.int64, device)
         self._put = Captured(self._keep, device, capture)
@@ -46,17 +47,18 @@ class Serving:
             self._arrived = torch.cuda.Event()
             self._stream = policy.stream or torch.cuda.current_stream(device)  # to ask each time would cost as much as a launch
 
-    def put(self, at: np.ndarray | int, who: np.ndarray, obs: Any, first: Any) -> None:
-        """What the simulators `who` show becomes row `at` of the memory."""
+    def put(self, at: np.ndarray | int, who: np.ndarray, obs: Any, answers: np.ndarray) -> None:
+        """What the simulators `who` show becomes row `at` of the memory, and what they answered that of the slot before."""
         self._frames.here[...] = obs
-        self._put_at.write(at, who, first)
+        self._put_at.write(at, at - self._stack, who, answers.view(np.int64))
         self._put()
-        self._shown[who] = np.where(first, 0, self._shown[who] + 1)
+        self._shown[who] = np.where(answers["first"], 0, self._shown[who] + 1)
 
     def _keep(self) -> None:
-        rows, columns, begins = self._put_at.send()
+        rows, slots, columns, answers = self._put_at.send()
         self._memory["obs"][rows, columns] = self._frames.send()
-        self._memory["first"][rows, columns] = begins.bool()
+        self._memory["first"][rows, columns] = parts(answers)["first"]
+        self._memory["answers"][slots, columns] = answers
 
     def act(self, slot: np.ndarray | int, who: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Actions for the simulators `who` in that slot of the memory. noise: two float32 for each, which travel as one word."""
