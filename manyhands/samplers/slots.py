@@ -33,7 +33,7 @@ def learnable(words: Tensor, life_loss: bool, gamma: float, clip: float) -> dict
     cut = terminated | answer["truncated"] | over | reset
     cut[:-1] |= reset[1:]  # whatever came before a reset ended there, also where a simulator was lost
     return {
-        "reward": reward.clamp(-clip, clip) if clip else reward.contiguous(),
+        "reward": reward.clamp(-clip, clip) if clip else reward.clone(),
         "discount": gamma * (~(over | reset)).float(),
         "cut": cut,
         "weight": (~reset).float(),
