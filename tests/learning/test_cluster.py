@@ -26,8 +26,9 @@ def learned(recipe, seed, steps, cluster, tmp_path) -> float:
     return run.evaluate(episodes=100, actions="greedy" if SMALL[recipe] is QUICK else "sampled").mean
 
 
+# The other two differ from these by a few lines of their recipes.
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize("recipe", ["snake-downpour", "gorila-global-snake", "ba3c-snake"])
 def test_a_small_recipe_begins_to_learn_on_four_raylets(recipe, cluster, tmp_path):
     assert learned(recipe, 0, 4_000 if SMALL[recipe] is QUICK else 50_000, cluster, tmp_path) >= -0.6
 

@@ -1,4 +1,4 @@
-"""Learning runs with generous margins. One seed of every topology in `make test`, more of everything in `make test-all`."""
+"""Learning runs with generous margins. One seed of most topologies in `make test`, more of everything in `make test-all`."""
 
 import json
 
@@ -44,7 +44,7 @@ TOPOLOGIES = [f"cartpole-{name}" for name in ("ppo-sync", "appo", "a3c", "a3c-un
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("recipe", TOPOLOGIES)
+@pytest.mark.parametrize("recipe", TOPOLOGIES[:-1])  # BA3C's is GA3C's
 def test_two_learners_play_400_in_training(recipe, tmp_path):
     """Stopped in the middle, at a rate that still is high: what asynchronous learners have just then may be far worse than
     their last hundred games (295 was seen), so that only says that the checkpoint holds a player. A random one gets 22."""
