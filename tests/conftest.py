@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -61,6 +62,23 @@ class FixedPolicy:
         action = (noise[:, 0] * self.actions).long()
         value = obs.flatten(1).float()[:, 0] * 10 + obs.flatten(1).float()[:, 1]
         return action, {"value": value, "log_prob": torch.zeros(len(obs), device=obs.device)}
+
+
+class Eventful:
+    """A group whose simulators have rewards of their own and lose a life with every fifth answer."""
+
+    def __init__(self, group):
+        self._group, self._answers = group, 0
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+    def recv(self):
+        step = self._group.recv()
+        self._answers += 1
+        reward = np.asarray(step.reward) * 1.5 + self._answers % 3
+        lost = np.full(self.num_envs, self._answers % 5 == 0) & ~np.asarray(step.first)
+        return replace(step, reward=reward.astype(np.float32), life_lost=lost)
 
 
 @pytest.fixture(autouse=True)

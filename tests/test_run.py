@@ -140,15 +140,16 @@ def test_custom_environment_network_and_algorithm(tmp_path):
     assert again.evaluate(episodes=2, actions="greedy").returns == [15.0, 15.0]
 
 
-def test_what_acting_gives_besides_must_not_be_named_like_what_samplers_write_down(tmp_path):
+@pytest.mark.parametrize("name", ["reward", "answers"])
+def test_what_acting_gives_besides_must_not_be_named_like_what_samplers_write_down(name, tmp_path):
     from manyhands.algos.actor_critic import ActorCritic
 
     class Careless(ActorCritic):
         def act(self, net, obs, epsilon, noise):
             action, extras = super().act(net, obs, epsilon, noise)
-            return action, {**extras, "reward": extras["value"]}
+            return action, {**extras, name: extras["value"]}
 
-    with pytest.raises(mh.UsageError, match="act\\(\\) of Careless gives reward beside the action"):
+    with pytest.raises(mh.UsageError, match=f"act\\(\\) of Careless gives {name} beside the action"):
         mh.train("cartpole-a2c", algorithm=Careless(), quiet=True, run_dir=tmp_path / "run", total_steps=600)
 
 

@@ -123,9 +123,10 @@ class LockstepSampler:
                         self._receive(g, buffer, self._horizon - 1)
             if acting is not None:
                 torch.cuda.current_stream().wait_stream(acting)
+            learned = buffer.learnable()  # on a GPU, while the rest is counted
             self._count(buffer, slice(early, self._horizon))
             self._slot += self._horizon
-            yield self._finish(buffer, policy.version)
+            yield self._finish(buffer, learned, policy.version)
 
     def _serving(self, policy: Policy, buffer: _Buffer, columns: slice) -> Serving:
         n = columns.stop - columns.start
@@ -167,12 +168,12 @@ class LockstepSampler:
         buffer.steps += reset.size - int(np.count_nonzero(reset))
         buffer.episodes += self._tracker.update(answers["reward"], answers["terminated"] | answers["truncated"], reset)
 
-    def _finish(self, buffer: _Buffer, version: int) -> Rollout:
+    def _finish(self, buffer: _Buffer, learned: dict[str, Tensor], version: int) -> Rollout:
         return Rollout(
             obs=buffer.obs,
             first=buffer.first,
             action=buffer.action,
-            **buffer.learnable(),
+            **learned,
             extras=buffer.extras,
             version=torch.tensor(version).expand(buffer.action.shape),
             steps=buffer.steps,
@@ -257,7 +258,7 @@ class _Buffer:
         self._own = set(self.memory)  # other names are what acting gives besides
         self.far = device.type == "cuda" and self.side.type == "cpu"
         self._answers = torch.zeros_like(answers, device=self.side) if self.far else answers
-        self._parts = parts(self._answers)
+        self._parts = parts(self._answers)  # to write to, beside simulators on a GPU
         how = (sampler._life_loss, sampler._gamma, sampler._reward_clip)
         self.learnable = Captured(lambda: learnable(answers, *how), device, sampler._capture)
         self.steps, self.episodes = 0, list[Episode]()

@@ -101,10 +101,10 @@ class PipelinedSampler:
 
     def _take(self, ids: np.ndarray, step: Step) -> None:
         """What the simulators answered goes into their pieces; those that are full go into the queue."""
-        at, known = self._t[ids], self._t[ids] >= 0
+        at = self._t[ids]
         answers = np.empty(len(ids), ANSWER)
         write_down(step, answers)
-        # Who answers for the first time answers nothing yet: that lands in the last slot of its piece (-1), which is still empty.
+        # Who answers for the first time has only been reset: that lands in the last slot of its piece (-1), which is still empty.
         if self._far:
             self._serving(len(ids)).put(at + self._H + 1, ids, step.obs, answers)
         else:
@@ -112,9 +112,8 @@ class PipelinedSampler:
             self._put("first", at + self._H + 1, ids, answers["first"])
             self._put("answers", at, ids, answers.view(np.int64))
         self._put("reset", at, ids, answers["first"])
-        told = answers[known][None]
-        ended = told["terminated"] | told["truncated"]
-        self._episodes += self._tracker.update(told["reward"], ended, told["first"], ids[known])
+        ended = answers["terminated"] | answers["truncated"]
+        self._episodes += self._tracker.update(answers["reward"][None], ended[None], answers["first"][None], ids)
         self._t[ids] += 1
         full = ids[self._t[ids] == self._T]
         if len(full):

@@ -28,7 +28,8 @@ def parts(words: Tensor) -> dict[str, Tensor]:
 def learnable(words: Tensor, life_loss: bool, gamma: float, clip: float) -> dict[str, Tensor]:
     """From answers [T, B], all [T, B]. life_loss: a lost life ends the return."""
     answer = parts(words)
-    reset, terminated, reward = answer["first"], answer["terminated"], answer["reward"]  # a slot that only reset
+    reward, terminated = answer["reward"], answer["terminated"]
+    reset = answer["first"]  # a slot that only reset
     over = terminated | answer["life_lost"] if life_loss else terminated
     cut = terminated | answer["truncated"] | over | reset
     cut[:-1] |= reset[1:]  # whatever came before a reset ended there, also where a simulator was lost

@@ -17,9 +17,9 @@ SMALL = {
 }
 
 
-def learned(recipe, seed, steps, cluster, tmp_path) -> float:
+def learned(recipe, seed, steps, options, cluster, tmp_path) -> float:
     where = {"host": "ray", "address": cluster.address}
-    options = {**SMALL[recipe], "total_steps": steps, "topology": where, "report": {"tensorboard": False, "every_steps": 1000}}
+    options = {**options, "total_steps": steps, "topology": where, "report": {"tensorboard": False, "every_steps": 1000}}
     run = mh.train(recipe, seed=seed, run_dir=tmp_path / "run", quiet=True, **options)
     row = run.metrics()[-1]
     assert row["lost_updates"] == 0 and row["replaced_servers"] == 0 and row["replaced_learners"] == 0
@@ -30,7 +30,8 @@ def learned(recipe, seed, steps, cluster, tmp_path) -> float:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("recipe", ["snake-downpour", "gorila-global-snake", "ba3c-snake"])
 def test_a_small_recipe_begins_to_learn_on_four_raylets(recipe, cluster, tmp_path):
-    assert learned(recipe, 0, 4_000 if SMALL[recipe] is QUICK else 50_000, cluster, tmp_path) >= -0.6
+    options = SMALL[recipe]
+    assert learned(recipe, 0, 4_000 if options is QUICK else 50_000, options, cluster, tmp_path) >= -0.6
 
 
 @pytest.mark.slow
@@ -38,4 +39,7 @@ def test_a_small_recipe_begins_to_learn_on_four_raylets(recipe, cluster, tmp_pat
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("recipe", SMALL)
 def test_a_small_recipe_learns_on_four_raylets(recipe, seed, cluster, tmp_path):
-    assert learned(recipe, seed, 20_000 if SMALL[recipe] is QUICK else 150_000, cluster, tmp_path) >= 0.5
+    if SMALL[recipe] is QUICK:
+        assert learned(recipe, seed, 20_000, QUICK, cluster, tmp_path) >= 0.5
+    else:  # its rate annealed: at a steady one a run that had 1.34 in training was evaluated at 0.45
+        assert learned(recipe, seed, 150_000, {}, cluster, tmp_path) >= 0.5

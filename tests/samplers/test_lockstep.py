@@ -16,7 +16,7 @@ from manyhands.maths.stacking import rollout_stacks, stacked
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.serving import Beside
 from manyhands.types import EnvSpec
-from tests.conftest import Corridor, FixedPolicy
+from tests.conftest import Corridor, Eventful, FixedPolicy
 from tests.gpu import DEVICES, GPU
 
 CPU = torch.device("cpu")
@@ -113,6 +113,69 @@ def test_simulators_elsewhere_than_their_frames_are_served_the_same(device):
         assert a.keys() == b.keys() >= {"obs", "first", "action", "value"}
         for name in a:
             assert torch.equal(a[name], b[name]), name
+
+
+def tensors(rollout):
+    return {name: x.clone() for name, x in {**vars(rollout), **rollout.extras}.items() if isinstance(x, torch.Tensor)}
+
+
+def same(a, b):
+    return all(torch.equal(a[name].cpu(), b[name].cpu()) for name in a.keys() - {"stacks"})  # those only CPUs have
+
+
+def eventful_sampler(sizes, horizon, overlap, device="cpu", beside=False):
+    env = SnakeEnv(board=5, patience=7, stack=3)
+    there = torch.device(device)
+    if beside:  # on the GPU, or what is compared with it
+        groups = [replace(env, on_device=True).make(n, device=there) for n in sizes]
+    else:
+        groups = [Eventful(SnakeGroup(env, n)) for n in sizes]
+    return LockstepSampler(groups, horizon, 0.9, 3, there, reward_clip=2.0, life_loss=True, overlap=overlap)
+
+
+GROUPS = pytest.mark.parametrize(("sizes", "overlap"), [([3, 2], True), ([1, 1], False)])
+
+
+@GROUPS
+@pytest.mark.parametrize("horizon", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("device", "beside"), [("cpu", False), pytest.param("cuda", False, marks=GPU), pytest.param("cuda", True, marks=GPU)]
+)
+def test_a_rollout_stays_what_it_is_until_the_next_but_one(device, beside, horizon, sizes, overlap):
+    """And is the same wherever the simulators are."""
+    count = max(6, 28 // horizon)
+    reference = rollouts(eventful_sampler(sizes, horizon, overlap, beside=beside), Summing(4), count)
+    sampler = eventful_sampler(sizes, horizon, overlap, device, beside)
+    assert sampler.far == (device == "cuda" and not beside)
+    held = before = None
+    found = (r for r in sampler.run(Summing(4)) if r is not None)
+    for expected, rollout in zip(reference, found, strict=False):
+        assert held is None or same(before, tensors(held))
+        held, before = rollout, tensors(rollout)
+        assert same(tensors(expected), before)
+        assert (expected.steps, expected.episodes) == (rollout.steps, rollout.episodes)
+    assert sum(len(r.episodes) for r in reference) > 1
+
+
+@GPU
+@GROUPS
+@pytest.mark.parametrize("horizon", [1, 2, 7])
+def test_whoever_learns_waits_for_what_is_acted_aside(horizon, sizes, overlap):
+    count = max(6, 28 // horizon)
+    reference = rollouts(eventful_sampler(sizes, horizon, overlap), Summing(4), count)
+    policy = Summing(4)
+    policy.stream = torch.cuda.Stream()
+    read, found = None, []
+    for rollout in (r for r in eventful_sampler(sizes, horizon, overlap, "cuda").run(policy) if r is not None):
+        found.append(tensors(rollout))
+        torch.cuda._sleep(1_000)
+        if read is not None:  # as the Actor does: the rollout before this one has been read
+            policy.stream.wait_event(read)
+        read = torch.cuda.Event()
+        read.record()
+        if len(found) == count:
+            break
+    assert all(same(tensors(a), b) for a, b in zip(reference, found, strict=True))
 
 
 @pytest.mark.parametrize("horizon", [1, 2, 3, 5])

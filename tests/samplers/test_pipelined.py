@@ -12,7 +12,7 @@ from manyhands.envs.partial import AnyOf, AtariPart
 from manyhands.envs.workers import WorkerGroup
 from manyhands.samplers.lockstep import LockstepSampler
 from manyhands.samplers.pipelined import PipelinedSampler
-from tests.conftest import Corridor, FixedPolicy
+from tests.conftest import Corridor, Eventful, FixedPolicy
 from tests.gpu import GPU
 
 CPU = torch.device("cpu")
@@ -63,13 +63,14 @@ def workers(n, serve):
 
 def check(group, reference, T, pieces, rollouts, policy=ByObservation, device="cpu", far=False):
     H = group.spec.stack - 1
-    sampler = PipelinedSampler(group, T, pieces, 0.9, 7, torch.device(device))
+    learned = {"reward_clip": 2.0, "life_loss": True}
+    sampler = PipelinedSampler(group, T, pieces, 0.9, 7, torch.device(device), **learned)
     sampler._far |= far  # served as if the simulators were elsewhere than their frames
     stream = (r for r in sampler.run(policy()) if r is not None)
     told = [next(stream) for _ in range(rollouts)]
     found = [w for r in told for w in windows(r, T, H)]
     sampler.close()
-    whole = LockstepSampler([reference], T * 6 * rollouts, 0.9, 7, CPU)
+    whole = LockstepSampler([reference], T * 6 * rollouts, 0.9, 7, CPU, **learned)
     expected = windows(next(r for r in whole.run(policy()) if r is not None), T, H)
     whole.close()
     assert len(set(expected)) == len(expected)
@@ -100,8 +101,8 @@ def test_boards_that_step_later_than_they_are_asked_get_the_actions_that_are_not
     from manyhands.envs.snake import SnakeEnv, SnakeGroup
 
     env = SnakeEnv(board=5, patience=20, stack=3)
-    group = AnyOf([SnakeGroup(env, 2) for _ in range(3)])
-    check(group, SnakeGroup(env, 6), T=4, pieces=5, rollouts=8, policy=lambda: ByObservation(4), far=True)
+    group = AnyOf([Eventful(SnakeGroup(env, 2)) for _ in range(3)])
+    check(group, Eventful(SnakeGroup(env, 6)), T=4, pieces=5, rollouts=8, policy=lambda: ByObservation(4), far=True)
 
 
 @pytest.mark.slow
