@@ -8,6 +8,9 @@ it the GPU works ("gpu"): the rest of `act` is launching and waiting.
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import statistics
 import time

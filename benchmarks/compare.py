@@ -10,6 +10,9 @@ there at the same time, so all of them have to fit into memory.
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import math
 import sys

@@ -11,6 +11,9 @@ says whether it was there.
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import math
 import subprocess

@@ -10,6 +10,9 @@ copy of as many numbers in the same minute, before and after; on a shared machin
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import statistics
 import time

@@ -8,6 +8,9 @@ uniform ones pong-dqn-512, prioritized ones pong-rainbow-512 (and their new prio
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import statistics
 import time

@@ -8,6 +8,9 @@ On a CPU there are neither graphs nor other precisions; what is left is compared
 
 from __future__ import annotations
 
+import manyhands  # noqa: F401 – before torch: it chooses the OpenMP runtime, as in training
+
+# isort: split
 import json
 import sys
 from dataclasses import dataclass, field, replace

@@ -111,31 +111,31 @@ def placement(recipe: Recipe) -> str:
     """Who gets which cores, in words."""
     device, topology, threads = find_device(recipe.device), recipe.topology, torch.get_num_threads()
     if not recipe.in_processes:
-        return f"{recipe.sampler.num_envs} simulators, {device}, {_counted(threads, 'torch thread')}"
+        return f"{recipe.sampler.num_envs} simulators, {device}, {counted(threads, 'torch thread')}"
     hands = topology.learners + topology.actors
     share = max(cores() // hands, 1)
     own = recipe.threads or (share if device.type == "cpu" and topology.host == "process" else 1)
     store = type(recipe.store).__name__.removesuffix("Config").lower()
     if isinstance(recipe.store, ServersConfig):
-        store = f"{_counted(recipe.store.shards, 'parameter server')}"
+        store = f"{counted(recipe.store.shards, 'parameter server')}"
         if recipe.store.gather:
             store += f", {recipe.store.gather} of {topology.learners} gradients a version"
         if isinstance(recipe.memory, ReplayConfig) and recipe.memory.shards:
-            store += f", {_counted(recipe.memory.shards, 'replay server')}"
-    learners = f"{_counted(topology.learners, 'learner')} ({store})"
-    who = f"{learners} and {_counted(topology.actors, 'actor')}" if topology.actors else learners
+            store += f", {counted(recipe.memory.shards, 'replay server')}"
+    learners = f"{counted(topology.learners, 'learner')} ({store})"
+    who = f"{learners} and {counted(topology.actors, 'actor')}" if topology.actors else learners
     if topology.host == "ray":
         place = f"on the Ray cluster {topology.address}" if topology.address else "on a private Ray cluster of this machine"
-        return f"{who} with {recipe.sampler.num_envs} simulators each, {device}, {_counted(own, 'torch thread')}, {place}"
+        return f"{who} with {recipe.sampler.num_envs} simulators each, {device}, {counted(own, 'torch thread')}, {place}"
     pinned = "pinned" if topology.pin else "not pinned"
     return (
         f"{who} with {recipe.sampler.num_envs} simulators each, {device}; each counts on {share} of "
-        f"{cores()} cores ({pinned}) for its simulators and {_counted(own, 'torch thread')}"
+        f"{cores()} cores ({pinned}) for its simulators and {counted(own, 'torch thread')}"
     )
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
+def counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def make_group(
@@ -387,7 +387,7 @@ def doubts(recipe: Recipe) -> list[str]:
             found.append(f"exploration.over = {explore.over:,} of {left:,} steps: ε is still {least:.2g} at the end")
     workers = getattr(recipe.env, "workers", 0)
     if workers > cores():
-        found.append(f"env.workers = {workers:,} for each group of simulators: this machine has {_counted(cores(), 'core')}")
+        found.append(f"env.workers = {workers:,} for each group of simulators: this machine has {counted(cores(), 'core')}")
     if find_device(recipe.device).type == "cpu":
         if recipe.network.torso == "impala":
             found.append("network.torso = 'impala' is meant for a GPU: here even the first report may take minutes")

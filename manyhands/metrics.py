@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from manyhands.config import Recipe, to_dict
 
@@ -119,15 +119,23 @@ class Display:
             self._progress = Progress(
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[text]}"),
+                TimeElapsedColumn(),
                 console=self._console,
                 transient=False,
             )
-            self._task = self._progress.add_task("", total=total_steps, text="starting the simulators")
+            self._task = self._progress.add_task("", total=total_steps, text="starting")
             self._progress.start()
 
     def say(self, line: str) -> None:
         if not self._quiet:
             self._console.print(line, markup=False, soft_wrap=True)
+
+    def wait_for(self, what: str) -> None:
+        """What comes before there are steps to show."""
+        if self._progress is not None:
+            self._progress.update(self._task, text=what)
+        else:
+            self.say(what)
 
     def warn(self, line: str) -> None:
         """Also when quiet."""

@@ -72,6 +72,7 @@ class Run:
     custom: Custom = field(default_factory=Custom)
     interrupted: bool = False
     steps: int = 0  # taken so far, where this object comes from training
+    return_mean: float | None = None  # of the last training games, likewise
 
     @staticmethod
     def open(directory: str | Path, custom: Custom = Custom()) -> Run:  # noqa: B008 – frozen
@@ -185,16 +186,17 @@ def _session(run: Run, quiet: bool, identity: dict[str, Any], spec: EnvSpec, sta
         recipe = run.recipe
         display.say(str(recipe.env))
         display.say(f"{build.placement(recipe)}; writing to {run.directory}")
-        if recipe.in_processes:
-            display.say("starting the processes; this takes a while")
+        for doubt in build.doubts(recipe):
+            display.warn(doubt)
+        where = " in processes of their own; this takes a while" if recipe.in_processes else ""
+        display.wait_for(f"starting {build.counted(recipe.sampler.num_envs * recipe.actors, 'simulator')}{where}")
         team = Team(recipe, run.custom, spec, display.warn, state and state["team"])
         if state is not None and _about_replay(state["team"]).get("replay", "saved") != "saved":
             steps = f"{recipe.memory.warmup_steps:,} steps" if isinstance(recipe.memory, ReplayConfig) else ""
             display.say(
                 f"the replay was not saved (checkpoint.replay = false): it is filled anew, {steps}, before learning goes on"
             )
-        for doubt in build.doubts(recipe):
-            display.warn(doubt)
+        display.wait_for(f"the first rollout: {build.counted(recipe.sampler.horizon * recipe.sampler.columns, 'step')}")
         temporary = run.directory / ".recipe.toml"
         temporary.write_text(to_toml(run.recipe))
         temporary.replace(run.directory / "recipe.toml")
@@ -265,7 +267,7 @@ class _Session:
             self._writer.write_ledger(self._team.take_ledger())
             self._writer.close()
         steps = self._team.clock.steps
-        return replace(self._run, interrupted=stop.asked and not self._over(steps), steps=steps)
+        return replace(self._run, interrupted=stop.asked and not self._over(steps), steps=steps, return_mean=self._mean())
 
     def _loop(self, stop: Stop) -> None:
         team = self._team

@@ -153,6 +153,10 @@ def test_what_acting_gives_besides_must_not_be_named_like_what_samplers_write_do
         mh.train("cartpole-a2c", algorithm=Careless(), quiet=True, run_dir=tmp_path / "run", total_steps=600)
 
 
+def test_a_run_knows_its_return_when_it_ends(reference):
+    assert reference.return_mean == reference.metrics()[-1]["return_mean"] is not None
+
+
 def test_an_existing_directory_is_refused(reference):
     with pytest.raises(mh.UsageError, match="manyhands resume"):
         train(reference.directory)

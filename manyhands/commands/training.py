@@ -91,10 +91,8 @@ def resume(arguments: list[str]) -> int:
 
 
 def _finished(run: Any, quiet: bool) -> int:
-    rows = run.metrics()
     if not quiet:
-        mean = rows[-1].get("return_mean") if rows else None
-        shown = "no finished episode yet" if mean is None else f"return {mean:.2f}"
+        shown = "no finished episode yet" if run.return_mean is None else f"return {run.return_mean:.2f}"
         word = "stopped" if run.interrupted else "done"
         print(f"{word}: {run.steps:,} steps, {shown}; everything is in {run.directory}", file=sys.stderr)
     if run.interrupted:
